@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pilotfish import Device, EdgeServer
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder, Output, Pass
+from tests.support.prefill import prefill
 
 BEST = 8  # of the drafter's scores at each position
 _LOW = -1e4  # all others
@@ -90,8 +91,8 @@ def record(
 
 def _with_drafts(reader: Decoder, recorded: Recorded) -> Recorded:
     reader.rollback(0, 0)
-    logits = reader.prefill(
-        0, recorded.text[:-1], rows=len(recorded.text) - len(recorded.prompt)
+    logits = prefill(
+        reader, 0, recorded.text[:-1], rows=len(recorded.text) - len(recorded.prompt)
     ).logits
     best = np.argsort(logits, axis=1)[:, : -BEST - 1 : -1]
     scores = np.take_along_axis(logits, best, axis=1)

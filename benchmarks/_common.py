@@ -23,6 +23,9 @@ from pilotfish.cli.export import default_pair
 from pilotfish.cli.options import json_option, write_json
 from pilotfish.wire import keys
 
+# A benchmark is run by its path, so Python does not search the folder above for `tests.support`.
+sys.path.append(str(Path(__file__).parents[1]))
+
 Rows = list[dict[str, Any]]
 
 # What drafter and target are asked about. The answers differ in how well a small model drafts them.

@@ -28,6 +28,7 @@ from pilotfish.engines import backends
 from pilotfish.engines.backends.backend import Answers, Binding, Load
 from pilotfish.engines.backends.cuda import CudaBackend
 from pilotfish.engines.onnx_decoder import Decoder, Pass
+from tests.support.prefill import prefill
 
 CONTEXTS, SIZES, REPETITIONS, WARM = (200, 1500), (1, 4, 8, 16), 21, 3
 WIDEST = 64  # tokens of a run that is recorded
@@ -159,7 +160,7 @@ def timed(
     """The median of some passes in ms, and the logits of the last."""
     decoder.rollback(0, min(decoder.length(0), context))
     if decoder.length(0) < context:
-        decoder.prefill(0, tokens[decoder.length(0) : context], rows=0)
+        prefill(decoder, 0, tokens[decoder.length(0) : context], rows=0)
     times_ms = []
     for _ in range(WARM + REPETITIONS):
         decoder.rollback(0, context)

@@ -16,6 +16,7 @@ from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.ensemble import aggregate, top_rows
 from pilotfish.speculation.randomness import Purpose, noise, sample
+from tests.support.prefill import prefill
 
 CONTEXT = 1024
 
@@ -60,13 +61,13 @@ class Authors:
         for model in (*self._workers, self._drafter):
             model.rollback(0, 0)
         while len(reply) < most and not (reply and reply[-1] in self._vocabulary.eos_ids):
-            rows.append([worker.prefill(0, fresh).logits[0].copy() for worker in self._workers])
+            rows.append([prefill(worker, 0, fresh).logits[0].copy() for worker in self._workers])
             whole = [top_rows(row[None], temperature, self.vocab) for row in rows[-1]]
             p = aggregate(self._weights, whole, self.vocab, "renormalise")[0]
             reply.append(sample(p, noise(self.vocab, seed, Purpose.TARGET, len(reply))))
             fresh = np.array(reply[-1:])
         text = np.concatenate([wanted, np.array(reply[:-1], np.int64)])
-        drafted = self._drafter.prefill(0, text, rows=len(reply)).logits
+        drafted = prefill(self._drafter, 0, text, rows=len(reply)).logits
         for first in range(0, len(reply), positions):
             part = slice(first, first + positions)
             yield Window([np.stack(each) for each in zip(*rows[part], strict=True)], drafted[part])

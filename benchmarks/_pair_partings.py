@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.randomness import Purpose, exponentials, noise
+from tests.support.prefill import prefill
 
 TIE = 1e-3  # in logits
 Logits = NDArray[np.float32]
@@ -36,7 +37,7 @@ class Replays:
         """
         text = np.array([*prompt, *answer], dtype=np.int64)
         self._decoder.rollback(0, 0)
-        self._decoder.prefill(0, text[: len(prompt) - 1], rows=0)
+        prefill(self._decoder, 0, text[: len(prompt) - 1], rows=0)
         rows, at = [], len(prompt) - 1
         for width in widths:
             passed = Pass(slot=0, tokens=text[at : at + width])
@@ -50,7 +51,7 @@ class Replays:
         text = np.array([*line["prompt_ids"], *reply["tokens"]], dtype=np.int64)
         prompt, start = len(line["prompt_ids"]), 0
         self._decoder.rollback(0, 0)
-        self._decoder.prefill(0, text[: prompt - 1], rows=0)
+        prefill(self._decoder, 0, text[: prompt - 1], rows=0)
         for window, committed in zip(reply["window"], reply["committed"], strict=True):
             # what was drafted and rejected is not known any more, nor does it matter to the others
             passed = np.zeros(1 + window, dtype=np.int64)

@@ -11,6 +11,7 @@ from pilotfish.edge_runtime.head_file import HeadCard, ModelIdentity, Training
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.randomness import Purpose, exponentials, noise
+from tests.support.prefill import prefill
 
 TIE = 1e-3  # in logits
 
@@ -21,7 +22,7 @@ def scores_at(reference: Decoder, ids: np.ndarray, seed: int | None) -> np.ndarr
     The target's logits; where there is a seed, with the Gumbel noise of that position.
     """
     reference.rollback(0, 0)
-    scores = reference.prefill(0, ids, rows=1).logits[0].astype(np.float64)
+    scores = prefill(reference, 0, ids, rows=1).logits[0].astype(np.float64)
     if seed is not None:
         scores -= np.log(exponentials(noise(len(scores), seed, Purpose.TARGET, len(ids))))
     return scores

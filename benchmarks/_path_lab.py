@@ -8,7 +8,6 @@ import http.client
 import json
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,8 +19,6 @@ from typing import Any
 
 from _common import throwaway_keys
 
-# benchmarks are run by their paths, so the folder above them is not searched
-sys.path.append(str(Path(__file__).parents[1]))
 from tests.support.kernel_path import KernelPath
 from tests.support.path_connections import Connection
 from tests.support.path_ways import PathConditions

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pilotfish import Device
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.speculation.distributions import Sampling, probabilities
+from tests.support.prefill import prefill
 
 SAMPLING = Sampling(temperature=1.0)
 
@@ -69,6 +70,6 @@ def record(drafter: Path, target: Path, *, quick: bool, steps: Steps) -> list[Ch
             logits = []
             for reader in readers:
                 reader.rollback(0, 0)
-                logits.append(reader.prefill(0, whole, rows=len(answer)).logits.copy())
+                logits.append(prefill(reader, 0, whole, rows=len(answer)).logits.copy())
             chats.append(Chat(whole, *logits))
     return chats

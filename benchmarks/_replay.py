@@ -24,6 +24,7 @@ from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.messages import Begin, Buffer, Close, DeviceMessage, Verdict, Window
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, Decision, SamplingParams
+from tests.support.prefill import prefill
 
 GREEDY = PROTOCOL_REGISTRY["greedy"]
 LAW = SamplingParams(sampling=Sampling(), seed=0)
@@ -58,7 +59,7 @@ def record(
     committed = CommittedTokens()
     committed.extend(prompt)
     target.rollback(0, 0)
-    target.prefill(0, prompt[:-1].astype(np.int64), rows=0)
+    prefill(target, 0, prompt[:-1].astype(np.int64), rows=0)
     steps: list[Step] = []
     text: list[int] = []
     while len(committed) < len(prompt) + tokens and not ends.intersection(text):

@@ -42,6 +42,7 @@ from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.wire.keys import DeviceKeys
+from tests.support.prefill import prefill
 
 WINDOWS = (1, 4)  # γ
 COUNTS = (1, 2, 4, 8)
@@ -60,7 +61,7 @@ class Bare:
         """Medians of one single pass for each slot, summed, and of one pass for all slots."""
         for slot, recording in enumerate(self._recordings):
             self._decoder.rollback(slot, 0)
-            self._decoder.prefill(slot, recording.text.astype(np.int64), rows=0)
+            prefill(self._decoder, slot, recording.text.astype(np.int64), rows=0)
         single, batched = [], []
         for share in np.linspace(1.0, 0.0, rounds):  # backwards, since rolling back is free
             passes = [self._pass(slot, share) for slot in range(len(self._recordings))]

@@ -27,6 +27,7 @@ from pilotfish.engines.manifest import Precision
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import WeightSource, open_source
+from tests.support.prefill import prefill
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int4")
 CONTEXTS = (200, 1500)
@@ -48,7 +49,7 @@ class Pilotfish:
     def prepare(self, context: int, tokens: Tokens) -> Step:
         decoder = self._decoder
         decoder.rollback(0, 0)
-        decoder.prefill(0, tokens[:context])
+        prefill(decoder, 0, tokens[:context])
 
         def step(size: int) -> None:
             decoder.forward([Pass(slot=0, tokens=tokens[context : context + size])])

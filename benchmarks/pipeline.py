@@ -64,6 +64,7 @@ from pilotfish.engines.engine import Work
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.lab.field.papers.decentralized_measured import draw
 from pilotfish.wire.keys import DeviceKeys
+from tests.support.prefill import prefill
 
 EXACT = (1, 2, 4)
 FILLED = 4
@@ -129,7 +130,7 @@ def logits_off(bench: Bench, pipeline: Pipeline, texts: Sequence[Any]) -> float:
             for end in range(len(text) % 5 or 5, len(text) + 1, 5):
                 base, number = max(0, end - 5), number + 1
                 (answer,) = target.run(number, [Work(0, text[:end].astype(np.uint32), 1)])
-                wanted = whole.prefill(0, text[base:end].astype(np.int64), rows=1)
+                wanted = prefill(whole, 0, text[base:end].astype(np.int64), rows=1)
                 off = max(off, float(np.abs(answer.logits - wanted.logits).max()))
     return off
 

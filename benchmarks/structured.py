@@ -161,13 +161,13 @@ def _only(way: _Way) -> Iterator[None]:
     """Switch the masks or the forced tokens of the device's constraint off, as the case says."""
     forbid, forced = DraftAdvice.forbid, DraftAdvice.forced
     if not way.masks:
-        DraftAdvice.forbid = lambda *info: ()  # type: ignore[method-assign]  # to measure without
+        DraftAdvice.forbid = lambda *info: ()
     if not way.forces:
-        DraftAdvice.forced = lambda *info: ()  # type: ignore[method-assign]  # as above
+        DraftAdvice.forced = lambda *info: ()
     try:
         yield
     finally:
-        DraftAdvice.forbid, DraftAdvice.forced = forbid, forced  # type: ignore[method-assign]  # put back
+        DraftAdvice.forbid, DraftAdvice.forced = forbid, forced
 
 
 def speed(args: argparse.Namespace) -> tuple[Rows, list[Goal]]:

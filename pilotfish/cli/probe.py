@@ -18,8 +18,8 @@ from pilotfish.cli.options import (
     positive,
     write_json,
 )
-from pilotfish.device_runtime.device import connect
 from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.link_group import connect
 from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
 from pilotfish.device_runtime.link.retry import CONNECT_S, SILENT_S
 from pilotfish.wire.link.state import LinkState, Reading

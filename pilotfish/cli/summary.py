@@ -1,8 +1,8 @@
 """Compute statistics of a generation from its rounds, and make a table of several generations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.table import Table
@@ -12,6 +12,7 @@ from pilotfish.wire.protocols import RoundCounter, counters, streams
 from pilotfish.wire.protocols.ahead import SOURCES
 
 GenerationFigures = dict[str, Any]
+_Figures = TypeVar("_Figures")
 
 
 def summary(generation: Generation) -> GenerationFigures:
@@ -88,6 +89,16 @@ def _counter_row(counter: RoundCounter) -> tuple[str, Callable[[GenerationFigure
     return counter.heading, lambda f: format(value, form) if (value := f[counter.name]) else ""
 
 
+def add_rows(
+    table: Table, rows: Iterable[tuple[str, Callable[[_Figures], str]]], columns: Sequence[_Figures]
+) -> None:
+    """Add a row for each heading, with a cell for each column; leave out empty rows."""
+    for heading, cell in rows:
+        cells = [cell(column) for column in columns]
+        if any(cells):
+            table.add_row(heading, *cells)
+
+
 def report(figures: Sequence[GenerationFigures]) -> Table:
     """Make a table with a column for each generation."""
     table = Table(
@@ -95,14 +106,9 @@ def report(figures: Sequence[GenerationFigures]) -> Table:
     )
     for column in figures:
         table.add_column(column["protocol"], justify="right")
-    for heading, cell in (
-        *_ROWS,
-        *map(_hints_row, SOURCES),
-        *map(_counter_row, counters().values()),
-    ):
-        cells = [cell(column) for column in figures]
-        if any(cells):
-            table.add_row(heading, *cells)
+    add_rows(table, _ROWS, figures)
+    add_rows(table, map(_hints_row, SOURCES), figures)
+    add_rows(table, map(_counter_row, counters().values()), figures)
     table.add_section()
     for stage in STAGES:
         table.add_row(f"{stage}, ms", *(f"{f['timings_ms'][stage]:.2f}" for f in figures))

@@ -20,9 +20,8 @@ import time
 from importlib import metadata, resources
 from pathlib import Path
 
-from pilotfish.base.errors import PilotfishError
 from pilotfish.deploy import wheelhouse
-from pilotfish.deploy.errors import BundleError
+from pilotfish.deploy.errors import BundleError, exit_code_of
 from pilotfish.deploy.install import LAUNCHER
 from pilotfish.deploy.manifest import MACHINES, Progress
 from pilotfish.deploy.wheels import Wheel
@@ -175,15 +174,12 @@ def main() -> int:
     )
     add("--revision", default="1", help="the package's revision (%(default)s)")
     args = parser.parse_args()
-    try:
+
+    def run() -> int:
         print(build(args.out, args.python, args.machine, args.revision, _say, args.wheels))
-    except PilotfishError as error:
-        print(f"pilotfish: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        print(f"pilotfish: {error}", file=sys.stderr)
-        return 74
-    return 0
+        return 0
+
+    return exit_code_of(run)
 
 
 def _say(what: str, done: int, total: int) -> None:

@@ -1,4 +1,7 @@
-"""Errors of bundles and installations."""
+"""Errors of bundles and installations, and how a command of `deploy` reports them."""
+
+import sys
+from collections.abc import Callable
 
 from pilotfish.base.errors import PilotfishError
 
@@ -49,3 +52,18 @@ class RemoteError(InstallError):
 
     code = "remote"
     exit_code = 69
+
+
+def exit_code_of(command: Callable[[], int]) -> int:
+    """Run a command, and write its error to stderr; return the exit code."""
+    try:
+        return command()
+    except PilotfishError as error:
+        print(f"pilotfish: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"pilotfish: {error}", file=sys.stderr)
+        return 74
+    except KeyboardInterrupt:
+        print("pilotfish: interrupted", file=sys.stderr)
+        return 130

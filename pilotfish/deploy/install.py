@@ -24,11 +24,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pilotfish.base.errors import KeysError, PilotfishError
+from pilotfish.base.errors import KeysError
 from pilotfish.deploy import admission, files, manifest, precedence, settings, system
 from pilotfish.deploy.admission import AdmissionPolicy, AdmittedBundle
 from pilotfish.deploy.bytecode import compile_modules
-from pilotfish.deploy.errors import BundleError, InstallError, PrivilegeError, ServiceError
+from pilotfish.deploy.errors import (
+    BundleError,
+    InstallError,
+    PrivilegeError,
+    ServiceError,
+    exit_code_of,
+)
 from pilotfish.deploy.manifest import BundleManifest, Progress
 from pilotfish.deploy.rootfs import Rootfs, resolve
 from pilotfish.deploy.versions import HOME, Versions
@@ -355,17 +361,7 @@ def say(line: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     args = parser().parse_args(arguments)
-    try:
-        return run(args)
-    except PilotfishError as error:
-        print(f"pilotfish: {error}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:
-        print(f"pilotfish: {error}", file=sys.stderr)
-        return 74
-    except KeyboardInterrupt:
-        print("pilotfish: interrupted", file=sys.stderr)
-        return 130
+    return exit_code_of(lambda: run(args))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from copy import copy
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -20,7 +19,7 @@ from pilotfish.device_runtime.link.connectivity import LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.link_group import LinkGroup, load_keys
 from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
-from pilotfish.device_runtime.link.retry import AWAY, FAIL, CancelToken, OnLinkLoss, RetryPolicy
+from pilotfish.device_runtime.link.retry import AWAY, CancelToken, OnLinkLoss, RetryPolicy
 from pilotfish.device_runtime.plan import Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
 from pilotfish.device_runtime.turn import AnswerStream, DeviceTurn, DeviceTurns
@@ -508,25 +507,5 @@ class Device:
     def __enter__(self) -> Device:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def connect(edge: str, keys: str | Path | None, patience_s: float | None = None) -> EdgeLink:
-    """Connect to an edge with the keys in this folder; beyond loopback, keys are required.
-
-    patience_s: seconds to wait for an absent edge or a late reply; None: as under policy "fail".
-    """
-    patience = FAIL if patience_s is None else RetryPolicy.from_policy("wait", patience_s)
-    link = EdgeLink(edge, load_keys(edge, keys), patience)
-    try:
-        link.connect()
-    except BaseException:
-        link.close()
-        raise
-    return link

@@ -75,20 +75,37 @@ class Plan:
     """The checked options of one answer.
 
     request: the request, with the protocol, the protocol's options and the seed of the plan.
-    sampling: the target's parameters. drafting: the drafter's parameters, with the same seed.
     exchange: the drafting protocol with its options; None under ``stream`` and ``local``.
-    expansion: the shape of each window. auto: True: low confidence may end a window early.
+    sampling: the target's parameters. drafting: the drafter's parameters, with the same seed.
+    expansion: the shape of each window.
     """
 
     request: Request
-    protocol: str
     exchange: SpeculationProtocol[Any] | None
     sampling: SamplingParams
     drafting: SamplingParams
     expansion: Expansion
-    auto: bool
-    max_tokens: int
-    stop: Sequence[str]
+
+    @property
+    def protocol(self) -> str:
+        """Name of the protocol; `plan` has checked it."""
+        assert self.request.protocol is not None
+        return self.request.protocol
+
+    @property
+    def auto(self) -> bool:
+        """Whether low confidence of the drafter may end a window early."""
+        return self.request.window == AUTO
+
+    @property
+    def max_tokens(self) -> int:
+        """Upper limit of the answer's tokens."""
+        return _UNLIMITED if self.request.max_tokens is None else self.request.max_tokens
+
+    @property
+    def stop(self) -> Sequence[str]:
+        """Texts that end the answer; none is empty."""
+        return [text for text in self.request.stop if text]
 
     @property
     def streams(self) -> bool:
@@ -150,14 +167,10 @@ def plan(request: Request) -> Plan:
     )
     return Plan(
         request=request,
-        protocol=protocol,
         exchange=exchange,
         sampling=SamplingParams(sampling=target, seed=seed, logits_options=logits_options),
         drafting=SamplingParams(sampling=drafter, seed=seed, logits_options=logits_options),
         expansion=_expansion(protocol, exchange, request.window, request.expansion),
-        auto=request.window == AUTO,
-        max_tokens=_UNLIMITED if request.max_tokens is None else request.max_tokens,
-        stop=[text for text in request.stop if text],
     )
 
 

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from inspect import GEN_RUNNING, getgeneratorstate
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from pilotfish.base.errors import (
@@ -262,12 +261,7 @@ class AnswerStream(Iterator[Piece]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

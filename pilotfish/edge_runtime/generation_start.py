@@ -26,7 +26,6 @@ from pilotfish.edge_runtime.generation import Generation, GenerationSpec, Queued
 from pilotfish.edge_runtime.grammar_compiler import Compilation, GrammarCompiler
 from pilotfish.edge_runtime.hint_sources import HintSources, create_hint_sources
 from pilotfish.edge_runtime.logits_processors import LogitsProcessors
-from pilotfish.edge_runtime.prompts import Prompts
 from pilotfish.edge_runtime.replies import Replies
 from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs, expect_sendable
 from pilotfish.edge_runtime.resources import EdgeResources
@@ -57,9 +56,8 @@ class GenerationStarter:
         self,
         sessions: Sessions,
         replies: Replies,
-        prompts: Prompts,
-        logits_processors: LogitsProcessors,
         compiler: GrammarCompiler,
+        logits_processors: LogitsProcessors,
         *,
         resources: EdgeResources,
         edge_drafter: EdgeDrafter | None,
@@ -70,9 +68,8 @@ class GenerationStarter:
     ) -> None:
         self._sessions = sessions
         self._replies = replies
-        self._prompts = prompts
-        self._logits_processors = logits_processors
         self._compiler = compiler
+        self._logits_processors = logits_processors
         self._resources = resources
         self._edge_drafter = edge_drafter
         self._limits = limits
@@ -229,9 +226,9 @@ class GenerationStarter:
             verify_cpu_s=constraints[0].cpu_s if constraints else 0.0,
         )
         if generation.prompt_logprobs is not None:
-            self._prompts.score_rest(session, generation)
+            session.queue_prompt_scores(generation)
         elif len(spec.new) > 1:  # the target reads the prompt while the device drafts
-            self._prompts.read(session, generation)
+            session.queue_prompt(generation)
 
     def _create_hints(
         self, session: Session, spec: GenerationSpec, constraints: Sequence[GrammarConstraint]

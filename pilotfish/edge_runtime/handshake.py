@@ -9,11 +9,23 @@ from dataclasses import dataclass
 
 from pilotfish.base.errors import PairMismatchError, VersionMismatchError
 from pilotfish.base.version import SOFTWARE
+from pilotfish.edge_runtime.edge_config import MEBIBYTE, EdgeLimits
 from pilotfish.edge_runtime.resources import EdgeResources
 from pilotfish.edge_runtime.vocabulary_server import VocabularyServer
 from pilotfish.engines.manifest import Manifest
 from pilotfish.wire import messages as m
 from pilotfish.wire.protocols import STREAM
+
+
+def limits_for_devices(limits: EdgeLimits, manifest: Manifest, context: int) -> m.Limits:
+    """Return the limits in the edge's `Welcome`. context: positions of a slot of the target."""
+    states = manifest.states
+    return m.Limits(
+        context=context,
+        window=limits.window if states is None else min(limits.window, states.window),
+        message_bytes=limits.message_mib * MEBIBYTE,
+        sessions=limits.sessions_per_client,
+    )
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,14 @@ from pilotfish.base.errors import (
 from pilotfish.edge_runtime.admission import Admission
 from pilotfish.edge_runtime.client_errors import is_client_error, to_client_error
 from pilotfish.edge_runtime.draft_cost import DraftCost
-from pilotfish.edge_runtime.edge_config import MEBIBYTE, EdgeLimits
+from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.edge_runtime.edge_drafter import EdgeDrafter
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation import Generation
 from pilotfish.edge_runtime.generation_start import GenerationStarter
 from pilotfish.edge_runtime.grammar_compiler import GrammarCompiler
-from pilotfish.edge_runtime.handshake import Handshake
+from pilotfish.edge_runtime.handshake import Handshake, limits_for_devices
 from pilotfish.edge_runtime.logits_processors import LogitsProcessors
-from pilotfish.edge_runtime.prompts import Prompts
 from pilotfish.edge_runtime.replies import Replies, Send
 from pilotfish.edge_runtime.resources import EdgeResources
 from pilotfish.edge_runtime.scheduler import Job
@@ -75,18 +74,12 @@ class MessageHandler:
         manifest = artifact.manifest
         vocabulary = vocabulary or Vocabulary.from_artifact(artifact)
         resources = resources or EdgeResources()
-        self._metrics = metrics or EdgeMetrics()
+        metrics = metrics or EdgeMetrics()
+        wire_limits = limits_for_devices(limits, manifest, target.context)
         self._allowed = allowed
         self._draining = False
-        self._expire_s = limits.expire_s
-        self._message_bytes = limits.message_mib * MEBIBYTE
-        states = manifest.states
-        wire_limits = m.Limits(
-            context=target.context,
-            window=limits.window if states is None else min(limits.window, states.window),
-            message_bytes=self._message_bytes,
-            sessions=limits.sessions_per_client,
-        )
+        self._message_bytes = wire_limits.message_bytes
+        self._metrics = metrics
         self._vocabulary_server = VocabularyServer(vocabulary)
         self._handshake = Handshake(
             manifest=manifest,
@@ -99,37 +92,16 @@ class MessageHandler:
         )
         self._admission = Admission(limits.messages_per_s)
         self._uploads = Uploads(self._message_bytes)
-        self._replies = Replies(send, self._admission, self._metrics)
-        self.sessions = Sessions(
-            limits.sessions, limits.sessions_per_client, limits.idle_s, metrics=self._metrics
-        )
-        prompts = Prompts(submit)
-        self._windows = WindowServer(
-            submit,
-            self._replies,
-            prompts,
-            self._metrics,
-            vocab_size=manifest.vocab_size,
-            limits=wire_limits,
-            draft_cost=draft_cost,
-        )
-        self._streams = StreamServer(
-            submit,
-            self._replies,
-            prompts,
-            self._metrics,
-            vocab_size=manifest.vocab_size,
-            context=target.context,
-            ends=manifest.eos_ids,
-            draft_cost=draft_cost,
-        )
+        replies = self._replies = Replies(send, self._admission, metrics)
+        self.sessions = Sessions(limits, submit, metrics=metrics)
+        self._windows = WindowServer(replies, metrics, draft_cost, manifest, wire_limits)
+        self._streams = StreamServer(replies, metrics, draft_cost, manifest, wire_limits)
         self.compiler = GrammarCompiler(vocabulary.grammars)
         self._starter = GenerationStarter(
             self.sessions,
-            self._replies,
-            prompts,
-            LogitsProcessors(vocabulary, model_logits=target.model_logits),
+            replies,
             self.compiler,
+            LogitsProcessors(vocabulary, model_logits=target.model_logits),
             resources=resources,
             edge_drafter=edge_drafter,
             limits=wire_limits,
@@ -144,9 +116,7 @@ class MessageHandler:
     def apply_config(self, limits: EdgeLimits, allowed: Mapping[bytes, str] | None) -> None:
         """Apply new limits and a new allow-list; end the sessions of removed keys."""
         self._admission.rate = limits.messages_per_s
-        self._expire_s = limits.expire_s
-        self.sessions.per_owner = limits.sessions_per_client
-        self.sessions.idle_s = limits.idle_s
+        self.sessions.limits = limits
         self._allowed = allowed
         for session in self.sessions:
             if allowed is not None and session.owner not in allowed:
@@ -155,7 +125,7 @@ class MessageHandler:
 
     def expire(self) -> None:
         """End sessions and drop transfers that have been idle for too long."""
-        self.sessions.expire(self._expire_s)
+        self.sessions.expire()
         self._uploads.expire()
         self._replies.expire()
 

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from types import TracebackType
 
 from pilotfish.base.child import ChildProcess
 from pilotfish.base.errors import EdgeLostError
@@ -87,10 +86,5 @@ class EdgeServer:
     def __enter__(self) -> "EdgeServer":
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pilotfish.base.errors import DivergedError, TooManySessionsError, UnknownSessionError
+from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation import Generation, QueuedGeneration
-from pilotfish.edge_runtime.scheduler import Job
+from pilotfish.edge_runtime.scheduler import AttachableHints, Job
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
@@ -28,14 +29,22 @@ from pilotfish.wire.protocols.protocol import Ids
 Verify = Callable[[Floats, Floats], Decision | StatesNeeded | None]
 Submit = Callable[[Job], None]  # function that queues a job in the scheduler
 
+# Rows of a pass that scores a prompt: more than `NARROW`, so that the scheduler treats the pass as
+# a prompt's, not as a window's.
+_SCORED_ROWS = 48
+
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """One session at the edge: its committed tokens, and its running generation."""
+    """One session at the edge: its committed tokens, and its running generation.
+
+    submit: function that queues a job.
+    """
 
     id: bytes
     owner: bytes
     slot: int
+    submit: Submit
     displaced_busy: bool = False  # whether it displaced another owner's busy session at its start
     committed: CommittedTokens = field(default_factory=CommittedTokens)
     generation: Generation | None = None  # None: none has begun
@@ -73,45 +82,73 @@ class Session:
         if self.generation is not None:
             self.generation.stop()
 
-    def create_job(
+    def queue_job(
         self,
         generation: Generation,
         tokens: Ids,
         rows: int,
         verify: Verify | None,
+        *,
         draft: Draft | None = None,
-    ) -> Job:
-        """Create a job of the running generation for the session's slot.
+        hints: AttachableHints | None = None,
+    ) -> None:
+        """Queue a job of the running generation for the session's slot.
 
-        tokens, rows, verify, draft: as in `Job`. The caller submits the job.
+        tokens, rows, verify, draft, hints: as in `Job`.
         """
         job = Job(self.id, self.slot, tokens, rows, verify, draft, self.owner)
-        job.expected_cpu_s = generation.verify_cpu_s if verify is not None else 0.0
+        job.hints = hints
+        if verify is not None:
+            job.temperature = generation.temperature
+            job.expected_cpu_s = generation.verify_cpu_s
         generation.jobs.append(job)
-        return job
+        self.submit(job)
+
+    def queue_prompt(self, generation: Generation) -> None:
+        """Queue a job that reads the committed tokens except the last, while the device drafts."""
+        tokens = self.committed.ids[:-1].copy()  # a copy, since the committed tokens may change
+        self.queue_job(generation, tokens, 0, None)
+
+    def queue_prompt_scores(self, generation: Generation) -> None:
+        """Queue jobs for the prompt's requested log-probabilities that no job computes.
+
+        Parts of the prompt that an earlier pass has computed are skipped. After the first tokens of
+        the answer there is nothing to do, since the log-probabilities were sent with them.
+        """
+        prompt = generation.prompt_logprobs
+        if prompt is None or generation.jobs or prompt.start != len(self.committed):
+            return
+        tokens = prompt.ids[:-1]
+        for begin in range(0, len(tokens), _SCORED_ROWS):
+            part = tokens[: begin + _SCORED_ROWS]
+            if prompt.covers(begin, len(part)):
+                continue
+
+            def verify(logits: Floats, _: Floats, end: int = len(part)) -> None:
+                prompt.record(end, logits)
+
+            self.queue_job(generation, part, len(part) - begin, verify)
 
 
 class Sessions:
     """Open sessions, limited in total and per owner (by the law in the module's docstring).
 
-    per_owner: upper limit of an owner's sessions. idle_s: seconds without use after which a session
-    is idle. Both may be changed at any time. on_end: function that is called with each session that
-    ends.
+    limits: the edge's limits; all but the number of slots may be changed at any time. submit:
+    function that queues a job. on_end: function that is called with each session that ends.
     """
 
     def __init__(
         self,
-        slots: int,
-        per_owner: int,
-        idle_s: float,
+        limits: EdgeLimits,
+        submit: Submit,
         clock: Callable[[], float] = time.monotonic,
         metrics: EdgeMetrics | None = None,
     ) -> None:
+        self.limits = limits
+        self._submit = submit
         self._by_id: dict[bytes, Session] = {}
-        self._free = list(range(slots))
+        self._free = list(range(limits.sessions))
         self.on_end: Callable[[Session], None] = lambda session: None
-        self.per_owner = per_owner
-        self.idle_s = idle_s
         self._clock = clock
         self._metrics = metrics or EdgeMetrics()
         self._costly_ends: deque[tuple[float, bytes]] = deque()  # (end, owner), ``displaced_busy``
@@ -154,7 +191,7 @@ class Sessions:
             raise UnknownSessionError("This session id cannot be used; choose another.")
         mine = [session for session in self._by_id.values() if session.owner == owner]
         costly = False
-        if len(mine) >= self.per_owner:
+        if len(mine) >= self.limits.sessions_per_client:
             reason = f"This client has {len(mine)} open sessions, the limit per client"
             self._displace(self._idle(mine), reason)
         elif not self._free:
@@ -165,7 +202,9 @@ class Sessions:
         # the lowest free slot, since a batch of adjacent slots is cheapest
         slot = min(self._free)
         self._free.remove(slot)
-        session = Session(session_id, owner, slot, displaced_busy=costly, touched_s=self._clock())
+        session = Session(
+            session_id, owner, slot, self._submit, displaced_busy=costly, touched_s=self._clock()
+        )
         self._by_id[session_id] = session
         return session
 
@@ -181,18 +220,18 @@ class Sessions:
         del self._by_id[session.id]
         self._free.append(session.slot)
 
-    def expire(self, after_s: float) -> None:
-        """Close the sessions that have not been in use for ``after_s`` seconds."""
+    def expire(self) -> None:
+        """Close the sessions that have not been in use for ``limits.expire_s`` seconds."""
         now = self._clock()
         for session in self:
-            if not session.is_waiting and now - session.touched_s >= after_s:
+            if not session.is_waiting and now - session.touched_s >= self.limits.expire_s:
                 self.close(session)
                 self._metrics.sessions_ended["expired"] += 1
 
     def _idle(self, candidates: Iterable[Session]) -> list[Session]:
         """Return the idle sessions: not in use for ``idle_s``."""
         # a session that waits for the edge is not idle, even after a long wait
-        before = self._clock() - self.idle_s
+        before = self._clock() - self.limits.idle_s
         return [each for each in candidates if not each.is_waiting and each.touched_s <= before]
 
     def _beyond_share(self, owner: bytes, mine: int) -> list[Session]:
@@ -202,10 +241,10 @@ class Sessions:
         sessions, if such an owner then still has at least as many as ``owner``. So two greedy
         owners end with half of the slots each, and cease to displace each other.
         """
-        before = self._clock() - self.idle_s
+        before = self._clock() - self.limits.idle_s
         while self._costly_ends and self._costly_ends[0][0] <= before:
             self._costly_ends.popleft()
-        if sum(each == owner for _, each in self._costly_ends) >= self.per_owner:
+        if sum(each == owner for _, each in self._costly_ends) >= self.limits.sessions_per_client:
             return []
         counts = Counter(each.owner for each in self)
         most = max(counts.values())
@@ -215,7 +254,8 @@ class Sessions:
         """End the candidate that was unused longest, preferably one without work under way."""
         if not candidates:
             raise TooManySessionsError(
-                f"{reason}, and no session has been idle for {self.idle_s:g} s; try again later."
+                f"{reason}, and no session has been idle for {self.limits.idle_s:g} s; try again "
+                "later."
             )
         self._free_slot(min(candidates, key=lambda each: (each.busy, each.touched_s)))
         self._metrics.sessions_ended["displaced"] += 1

@@ -77,7 +77,6 @@ class Signals:
     def __exit__(self, *_: object) -> None:
         signal.set_wakeup_fd(-1)
         for number, handler in self._before.items():
-            # restore the previous handler; it is not None, since Python itself had set it
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            signal.signal(number, handler)  # type: ignore[arg-type]  # Python set it, so not None
         self._read.close()
         self._write.close()

@@ -7,6 +7,7 @@ In:  a `Pull` of a running generation; under `ahead` also hints. Out: a job for 
 
 import time
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,11 +18,11 @@ from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation import Generation, Stream
 from pilotfish.edge_runtime.hint_sources import NO_HINTS, AttachedHints, HintSources
 from pilotfish.edge_runtime.logits_processors import process_logits
-from pilotfish.edge_runtime.prompts import Prompts
 from pilotfish.edge_runtime.replies import Replies, job_times
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import Session, Submit
+from pilotfish.edge_runtime.sessions import Session
 from pilotfish.engines.constraint import DEAD_END
+from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.agreement import count_agreed
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import node_paths
@@ -33,33 +34,18 @@ from pilotfish.wire.protocols.protocol import Ids, check_frame_count
 from pilotfish.wire.transport import Envelope
 
 
+@dataclass(frozen=True, eq=False)
 class StreamServer:
     """Serves the streams of all sessions. Used by the serving loop.
 
-    submit: function that queues a job. vocab_size: size of the target's vocabulary. context: upper
-    limit of a session's tokens. ends: the target's end tokens.
+    manifest: the target's manifest. limits: the limits in the edge's `Welcome`.
     """
 
-    def __init__(
-        self,
-        submit: Submit,
-        replies: Replies,
-        prompts: Prompts,
-        metrics: EdgeMetrics,
-        *,
-        vocab_size: int,
-        context: int,
-        ends: Collection[int],
-        draft_cost: DraftCost,
-    ) -> None:
-        self._submit = submit
-        self._replies = replies
-        self._prompts = prompts
-        self._metrics = metrics
-        self._vocab = vocab_size
-        self._context = context
-        self._ends = frozenset(ends)
-        self._draft_cost = draft_cost
+    replies: Replies
+    metrics: EdgeMetrics
+    draft_cost: DraftCost
+    manifest: Manifest
+    limits: m.Limits
 
     def serve_pull(
         self,
@@ -77,7 +63,7 @@ class StreamServer:
         if pull.start > length or session.committed.hash_at(pull.start) != pull.hash:
             raise DivergedError(f"The edge holds {length} other tokens of this session.")
         if pull.start < length:
-            self._replies.expect_room(envelope)
+            self.replies.expect_room(envelope)
         missed = session.committed.ids[pull.start :].tolist()
         running = generation.stream is not None
         generation.stream = Stream(envelope.client, pull.count - len(missed), received_ns)
@@ -89,7 +75,7 @@ class StreamServer:
             frame = None if logprobs is None else logprobs.frame_of(pull.start, len(missed))
             tokens = _make_tokens(session, generation, pull.start, times)
             size = self._send(generation, envelope.client, tokens, missed, frame)
-            self._replies.charge(envelope, size)
+            self.replies.charge(envelope, size)
         if not running and not generation.ended:
             self._queue_token(session, generation)
 
@@ -99,7 +85,7 @@ class StreamServer:
             return "unknown"
         try:
             accepted = generation.hints.add_device_hint(
-                hint.start, hint.hash, envelope.frames, self._vocab
+                hint.start, hint.hash, envelope.frames, self.manifest.vocab_size
             )
         except PilotfishError:
             return "malformed"
@@ -113,18 +99,18 @@ class StreamServer:
         stream = generation.stream
         if stream is None:
             return
-        if stream.remaining <= 0 or len(session.committed) >= self._context:
+        if stream.remaining <= 0 or len(session.committed) >= self.limits.context:
             generation.stream = None
             return
-        self._prompts.score_rest(session, generation)  # if a pass over the prompt has failed
+        session.queue_prompt_scores(generation)  # if a pass over the prompt has failed
         tokens = session.committed.ids.copy()
-        job = session.create_job(generation, tokens, 1, partial(_verify, generation, tokens, ()))
-        job.temperature = generation.temperature
+        hints = None
         if generation.hints is not None:
-            job.hints = _StreamHints(
-                session, generation, generation.hints, self._draft_cost, self._context
+            hints = _StreamHints(
+                session, generation, generation.hints, self.draft_cost, self.limits.context
             )
-        self._submit(job)
+        verify = partial(_verify, generation, tokens, ())
+        session.queue_job(generation, tokens, 1, verify, hints=hints)
 
     def finish_job(
         self,
@@ -139,19 +125,19 @@ class StreamServer:
         assert token is not None  # `_verify` always samples a token
         drafts = job.tokens[start : start + decision.accepted].tolist()
         # the device may have lowered its request during the pass; one token is always committed
-        ids = _cut_at_end(self._ends, [*drafts, token])[: max(1, stream.remaining)]
+        ids = _cut_at_end(self.manifest.eos_ids, [*drafts, token])[: max(1, stream.remaining)]
         session.committed.extend(ids)
-        generation.ended = ids[-1] in self._ends
+        generation.ended = ids[-1] in self.manifest.eos_ids
         stream.remaining = 0 if generation.ended else stream.remaining - len(ids)
-        self._metrics.streamed += len(ids)
-        self._draft_cost.record_tokens(len(ids))
+        self.metrics.streamed += len(ids)
+        self.draft_cost.record_tokens(len(ids))
         attached, accepted = NO_HINTS, min(decision.accepted, len(ids))
         if generation.hints is not None:
             attached = generation.hints.record_pass(ids, accepted)
-            self._metrics.record_hints(attached, accepted)
+            self.metrics.record_hints(attached, accepted)
         logprobs = None if generation.logprobs is None else generation.logprobs.commit(len(ids))
         times = job_times(job, stream.received_ns)
-        self._metrics.record_times(times.queue_ns * 1e-9, times.verify_ns * 1e-9)
+        self.metrics.record_times(times.queue_ns * 1e-9, times.verify_ns * 1e-9)
         tokens = _make_tokens(session, generation, start, times, attached, accepted)
         self._send(generation, stream.client, tokens, ids, logprobs)
         stream.received_ns = time.monotonic_ns()
@@ -169,9 +155,9 @@ class StreamServer:
 
         logprobs: frame of the tokens' log-probabilities, if requested.
         """
-        frame = encode_ids(np.asarray(ids, dtype=np.uint32), self._vocab)
+        frame = encode_ids(np.asarray(ids, dtype=np.uint32), self.manifest.vocab_size)
         frames = (frame,) if logprobs is None else (frame, logprobs)
-        return self._replies.send_result(generation, client, tokens, frames)
+        return self.replies.send_result(generation, client, tokens, frames)
 
 
 def _make_tokens(

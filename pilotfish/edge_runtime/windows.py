@@ -8,6 +8,7 @@ The last verdict is stored: a device that missed it sends the same window again.
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -23,11 +24,11 @@ from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation import Generation, WindowState
 from pilotfish.edge_runtime.logits_processors import process_logits
-from pilotfish.edge_runtime.prompts import Prompts
 from pilotfish.edge_runtime.replies import Replies, job_times
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import Session, Submit
+from pilotfish.edge_runtime.sessions import Session
 from pilotfish.engines.constraint import DEAD_END
+from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import node_paths
 from pilotfish.wire import messages as m
@@ -36,30 +37,18 @@ from pilotfish.wire.protocols.protocol import Ids
 from pilotfish.wire.transport import Envelope
 
 
+@dataclass(frozen=True, eq=False)
 class WindowServer:
     """Serves the windows of all sessions. Used by the serving loop.
 
-    submit: function that queues a job. vocab_size: size of the target's vocabulary.
+    manifest: the target's manifest. limits: the limits in the edge's `Welcome`.
     """
 
-    def __init__(
-        self,
-        submit: Submit,
-        replies: Replies,
-        prompts: Prompts,
-        metrics: EdgeMetrics,
-        *,
-        vocab_size: int,
-        limits: m.Limits,
-        draft_cost: DraftCost,
-    ) -> None:
-        self._submit = submit
-        self._replies = replies
-        self._prompts = prompts
-        self._metrics = metrics
-        self._vocab = vocab_size
-        self._limits = limits
-        self._draft_cost = draft_cost
+    replies: Replies
+    metrics: EdgeMetrics
+    draft_cost: DraftCost
+    manifest: Manifest
+    limits: m.Limits
 
     def serve_window(
         self,
@@ -80,7 +69,7 @@ class WindowServer:
         if last is not None and last.verdict is None:
             raise ConflictError(f"The window at position {last.start} is still being verified.")
         # check before the distributions are decoded, which costs more
-        pending, drafted = protocol.count_tokens(envelope.frames, self._vocab)
+        pending, drafted = protocol.count_tokens(envelope.frames, self.manifest.vocab_size)
         if pending != generation.awaits_pending:
             raise DivergedError(
                 "The device must send a token that it sampled itself with the next window, and "
@@ -88,9 +77,9 @@ class WindowServer:
             )
         _expect_position(session, window.start - pending, window.hash)
         self._expect_room(session, pending, drafted)
-        draft: Draft = protocol.decode_draft(envelope.frames, self._vocab)
+        draft: Draft = protocol.decode_draft(envelope.frames, self.manifest.vocab_size)
         self._expect_room(session, pending, len(draft.ids))  # a tree may have more nodes than that
-        self._prompts.score_rest(session, generation)  # if a pass over the prompt has failed
+        session.queue_prompt_scores(generation)  # if a pass over the prompt has failed
         generation.window_state = WindowState(
             envelope.client, window.start, envelope.frames, draft, received_ns
         )
@@ -98,19 +87,17 @@ class WindowServer:
         tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
         text = tokens[: len(tokens) - len(draft.ids)]
         verify = partial(_verify, generation, draft, text)
-        job = session.create_job(generation, tokens, len(draft.ids) + 1, verify, draft)
-        job.temperature = generation.temperature
-        self._submit(job)
+        session.queue_job(generation, tokens, len(draft.ids) + 1, verify, draft=draft)
 
     def _expect_room(self, session: Session, pending: int, drafted: int) -> None:
-        if drafted > self._limits.window:
+        if drafted > self.limits.window:
             raise TooLargeError(
-                f"The window has {drafted} tokens; this edge accepts at most {self._limits.window}."
+                f"The window has {drafted} tokens; this edge accepts at most {self.limits.window}."
             )
-        if len(session.committed) + pending + drafted + 1 > self._limits.context:
+        if len(session.committed) + pending + drafted + 1 > self.limits.context:
             raise TooLargeError(
                 f"The session has {len(session.committed)} tokens, and the edge's context is "
-                f"{self._limits.context} tokens: there is no room for a window of "
+                f"{self.limits.context} tokens: there is no room for a window of "
                 f"{pending + drafted}."
             )
 
@@ -136,14 +123,14 @@ class WindowServer:
         """Send the reply to a window again, if the window has a reply."""
         if last.verdict is None and last.states_request is None:
             return
-        self._replies.expect_room(envelope)
+        self.replies.expect_room(envelope)
         if last.verdict is not None:
-            size = self._replies.send_result(
+            size = self.replies.send_result(
                 generation, last.client, last.verdict, last.reply_frames
             )
-            self._replies.charge(envelope, size)
+            self.replies.charge(envelope, size)
         elif last.states_request is not None:
-            self._replies.send_cheap(envelope, last.states_request, last.reply_frames)
+            self.replies.send_cheap(envelope, last.states_request, last.reply_frames)
 
     def serve_states(
         self,
@@ -200,7 +187,7 @@ class WindowServer:
             start=window_state.start,
             times=times,
         )
-        self._replies.send(window_state.client, window_state.states_request, decision.frames)
+        self.replies.send(window_state.client, window_state.states_request, decision.frames)
 
     def _commit(
         self,
@@ -224,18 +211,18 @@ class WindowServer:
         if generation.logprobs is not None:
             frames.append(generation.logprobs.commit())
         # send the verdict before the bookkeeping, since the device waits for it
-        self._replies.send_result(generation, window_state.client, verdict, frames)
+        self.replies.send_result(generation, window_state.client, verdict, frames)
         draft = window_state.draft
         window_state.set_verdict(verdict, frames)
         accepted = [int(draft.ids[node - 1]) for node in draft.path(decision.accepted)]
         token = [] if decision.token is None else [decision.token]
         session.committed.extend([*draft.pending.tolist(), *accepted, *token])
-        self._draft_cost.record_tokens(len(accepted) + 1)
+        self.draft_cost.record_tokens(len(accepted) + 1)
         generation.awaits_pending = not token
         if generation.protocol is not None:
             request = window_state.states_request
             spent = times if request is None else request.times
-            self._metrics.record_window(
+            self.metrics.record_window(
                 generation.protocol,
                 len(draft.ids),
                 len(accepted),

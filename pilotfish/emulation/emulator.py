@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Annotated, Any
 
 from msgspec import Struct, structs
@@ -232,10 +231,5 @@ class Emulator:
     def __enter__(self) -> "Emulator":
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

@@ -123,30 +123,6 @@ class LanguageModel(ABC):
             ValueError: if a pass is malformed, or a slot has two.
         """
 
-    def prefill(
-        self,
-        slot: int,
-        tokens: NDArray[np.int64] | Sequence[int],
-        *,
-        rows: int = 1,
-        chunk: int = 128,
-    ) -> Output:
-        """Append a long text in chunks of `chunk` tokens.
-
-        Return the output of its last `rows` tokens.
-
-        Raises:
-            CapacityError: if the slot would exceed its context; nothing is appended.
-            ValueError: see `forward`.
-        """
-        row = np.asarray(tokens, np.int64)
-        self.check([Pass(slot, row, rows)])
-        last = max((len(row) - 1) // chunk * chunk, 0)
-        last = min(last, len(row) - rows)
-        for start in range(0, last, chunk):
-            self.forward([Pass(slot, row[start : min(start + chunk, last)], 0)])
-        return self.forward([Pass(slot, row[last:], rows)])[0]
-
 
 def open_model(
     artifact: Artifact | str | Path,

@@ -37,13 +37,13 @@ from pilotfish.wire.link.tcp import (
     hang_up,
     has_peer_port,
     local_host,
+    next_event,
     queued_s,
     read_segments,
     read_volume,
 )
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, MemorySample, ReceiveCounter
 from pilotfish.wire.messages import Buffer, Reply, decode_reply, encode
-from pilotfish.wire.socket_events import next_event
 from pilotfish.wire.transport import HANDSHAKE_MS, configure_socket, receive_parts, send_parts
 
 _log = logging.getLogger("pilotfish.wire")

@@ -28,10 +28,16 @@ import zmq
 from pilotfish.wire import peer_connection as reasons
 from pilotfish.wire.backlog import Backlog
 from pilotfish.wire.io_memory import MAX_OVERHEAD_BYTES, OverheadMeter, clear_overhead
-from pilotfish.wire.link.tcp import borrow_socket, drop_incoming, hang_up, queued_s, read_volume
+from pilotfish.wire.link.tcp import (
+    borrow_socket,
+    drop_incoming,
+    hang_up,
+    next_event,
+    queued_s,
+    read_volume,
+)
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, MemorySample, ReceiveCounter
 from pilotfish.wire.peer_connection import PeerConnection
-from pilotfish.wire.socket_events import next_event
 
 _EVENTS = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
 _EVENTS |= zmq.Event.HANDSHAKE_FAILED_AUTH | zmq.Event.HANDSHAKE_FAILED_PROTOCOL

@@ -6,24 +6,18 @@ import pytest
 
 from pilotfish.base import progress
 from pilotfish.base.progress import ProgressDisplay
-
-
-class Clock:
-    now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
+from tests.support.set_clock import SetClock
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    made = SetClock(100.0)
     monkeypatch.setattr(progress, "time", made)
     return made
 
 
 def test_what_a_run_before_has_done_says_nothing_of_the_pace(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
+    clock: SetClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ProgressDisplay(waves={"answers": 2}) as display:
         for done, now_s in ((300, 100.0), (301, 130.0), (302, 160.0)):
@@ -38,7 +32,7 @@ def test_what_a_run_before_has_done_says_nothing_of_the_pace(
 
 
 def test_a_wave_is_never_more_than_there_is(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
+    clock: SetClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ProgressDisplay(waves={"answers": 8}) as display:
         report = display.counter("answers", 2)
@@ -50,7 +44,7 @@ def test_a_wave_is_never_more_than_there_is(
     ]
 
 
-def test_each_stage_has_its_own_pace(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_stage_has_its_own_pace(clock: SetClock, capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressDisplay() as display:
         display.show("download", 0, 80_000_000)
         clock.now_s += 30
@@ -67,7 +61,7 @@ def test_each_stage_has_its_own_pace(clock: Clock, capsys: pytest.CaptureFixture
 
 
 def test_a_stage_that_begins_again_has_a_new_pace(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
+    clock: SetClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ProgressDisplay() as display:
         for _ in range(2):
@@ -85,7 +79,7 @@ def test_a_stage_that_begins_again_has_a_new_pace(
 
 
 def test_a_log_gets_a_line_every_twenty_seconds_at_most(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
+    clock: SetClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ProgressDisplay() as display:
         report = display.counter("tokens", 100)
@@ -99,7 +93,7 @@ def test_a_log_gets_a_line_every_twenty_seconds_at_most(
 
 
 def test_the_callers_estimate_is_shown_instead(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
+    clock: SetClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ProgressDisplay() as display:
         display.show("steps", 0, 10)
@@ -109,7 +103,7 @@ def test_the_callers_estimate_is_shown_instead(
 
 
 def test_a_stage_of_unknown_length_is_only_named(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
+    clock: SetClock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ProgressDisplay() as display:
         for _ in range(3):

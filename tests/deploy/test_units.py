@@ -229,7 +229,7 @@ def test_unknown_power_mode_is_refused_by_name(board: Path) -> None:
 def test_power_unit_calls_what_there_is(board: Path, tmp_path: Path) -> None:
     (started,) = section("pilotfish-power.service", "Service")["ExecStart"]
     defaults = configparser.ConfigParser()
-    defaults.optionxform = str  # type: ignore[assignment, method-assign]  # keys are as they are
+    defaults.optionxform = str
     defaults.read_string("[power]\n" + text("power.conf"))
     words = started.split()[1:]
     for key, value in {**defaults["power"], "CLOCKS": "yes"}.items():

@@ -40,7 +40,7 @@ def passed(absence: AbsenceClock, begin_s: float, *steps: tuple[LinkPhase, float
 def test_away_is_over_after_the_policy_s_time_whatever_breaks_in_between(
     policy: str, seconds: float
 ) -> None:
-    patience = RetryPolicy.from_policy(policy, 5.0)  # type: ignore[arg-type]  # one of the names
+    patience = RetryPolicy.from_policy(policy, 5.0)
     absence = AbsenceClock(patience, 0.0)
     absence.expect(0.0)
     flapping = [(AWAY, 0.6), (CONNECTING, 0.1), (HERE, 0.2)] * 20

@@ -362,7 +362,7 @@ def test_states_are_logged_in_their_order(caplog: pytest.LogCaptureFixture) -> N
     """A thread that looked before a change, and is late, does not log the former state again."""
     caplog.set_level(logging.INFO, "pilotfish.device")
     family, link = LinkGroup(NOWHERE, None), SlowStatus()
-    family._links.add(link)  # type: ignore[arg-type]  # it has what is used of a link
+    family._links.add(link)
     patience = RetryPolicy.from_policy("local", 1.0)
     late, soon = (
         threading.Thread(target=family._log_change, args=(patience,), daemon=True) for _ in range(2)

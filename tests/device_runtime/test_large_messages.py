@@ -32,7 +32,7 @@ HELLO = m.Hello(
 
 @contextmanager
 def linked(endpoint: str, keys: Path, policy: str = "wait") -> Iterator[EdgeLink]:
-    patience = RetryPolicy.from_policy(policy, 20.0)  # type: ignore[arg-type]  # a literal in the tests
+    patience = RetryPolicy.from_policy(policy, 20.0)
     link = EdgeLink(endpoint, DeviceKeys.load(keys), patience)
     link.set_hello(HELLO)
     try:
@@ -143,7 +143,7 @@ def holed(pair: Pair, key_folders: dict[str, Path]) -> Iterator[Callable[..., Ed
                 path.set(rtt_s=0.02, **mtus)
                 link._retry_policy = link._absence._retry_policy = RetryPolicy.from_policy(
                     policy, 20.0
-                )  # type: ignore[arg-type]  # a literal in the tests
+                )
                 return link
 
             yield open_

@@ -17,8 +17,8 @@ import pytest
 import zmq
 
 from pilotfish import Device, EdgeServer
-from pilotfish.device_runtime.device import connect
 from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.link_group import connect
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.engines.grammar import Grammars

@@ -47,7 +47,7 @@ def runner_to(edge: Sent, known: int) -> Forerunner:
         drafter._recall.update(PROMPT[:end])
     return Forerunner(
         drafter,
-        edge,  # type: ignore[arg-type]
+        edge,
         plan(protocol="ahead", temperature=0.0),
         AcceptanceEstimator(MODEL_PRIOR),
         PROMPT,

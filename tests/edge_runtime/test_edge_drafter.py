@@ -40,6 +40,7 @@ from pilotfish.wire.protocols import SamplingParams, choose
 from tests.conftest import VOCAB, Pair
 from tests.support.examples import examples
 from tests.support.pass_counter import PassCounter
+from tests.support.prefill import prefill
 from tests.support.serving import eventually
 from tests.support.tiny import tiny_artifact
 
@@ -81,12 +82,12 @@ def alone(pair: Pair) -> Callable[[np.ndarray, SamplingParams, int], list[int]]:
     def say(text: np.ndarray, law: SamplingParams, count: int) -> list[int]:
         decoder.rollback(0, 0)
         lines: list[int] = []
-        row = decoder.prefill(0, text).logits[0]
+        row = prefill(decoder, 0, text).logits[0]
         while True:
             lines.append(choose(row, law, len(text) + len(lines), Purpose.TARGET))
             if len(lines) == count:
                 return lines
-            row = decoder.prefill(0, lines[-1:]).logits[0]
+            row = prefill(decoder, 0, lines[-1:]).logits[0]
 
     return say
 
@@ -393,7 +394,7 @@ def test_a_drafter_with_a_cut_head_drafts_what_it_can_say(pair: Pair, tmp_path: 
     wanted = PROMPT
     for _ in range(4):
         whole.rollback(0, 0)
-        logits = whole.prefill(0, wanted.astype(np.int64)).logits[0]
+        logits = prefill(whole, 0, wanted.astype(np.int64)).logits[0]
         wanted = np.append(wanted, np.uint32(values[logits[values].argmax()]))
     with drafting(reply.path) as neighbour:
         trail = neighbour.follow(b"one", 0, PROMPT, GREEDY)
@@ -449,7 +450,7 @@ def test_sessions_of_two_owners_have_different_keys_even_with_one_id() -> None:
     starter: Any = object.__new__(GenerationStarter)
     starter._edge_drafter = SimpleNamespace(follow=lambda key, *rest: keys.append(key))
     starter._logits_processors = SimpleNamespace(create=lambda *rest: None)
-    sessions = Sessions(2, 2, 60.0)
+    sessions = Sessions(EdgeLimits(sessions=2), lambda job: None)
     spec: Any = SimpleNamespace(begin=None, sampling_params=GREEDY)
     for owner in (b"a", b"b", b"a"):
         session = sessions.open(bytes(16), owner)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.base.errors import TooManySessionsError
+from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.edge_runtime.generation import Generation
 from pilotfish.edge_runtime.sessions import Session, Sessions
 from pilotfish.speculation.distributions import Sampling
@@ -39,14 +40,17 @@ class Table:
 
     def __init__(self, slots: int, per_owner: int = 8) -> None:
         self.now_s = 0.0
-        self.sessions = Sessions(slots, per_owner, IDLE_S, lambda: self.now_s)
+        limits = EdgeLimits(
+            sessions=slots, sessions_per_client=per_owner, idle_s=IDLE_S, expire_s=IDLE_S
+        )
+        self.sessions = Sessions(limits, lambda job: None, lambda: self.now_s)
 
     def open(self, owner: str, *, busy: bool = False) -> Session:
         self.now_s += 1.0
         session = self.sessions.open(secrets.token_bytes(16), owner.encode())
         if busy:
             session.generation = bare_generation()
-            session.create_job(session.generation, np.zeros(0, np.uint32), 0, None)
+            session.queue_job(session.generation, np.zeros(0, np.uint32), 0, None)
         return session
 
     @property
@@ -113,11 +117,11 @@ def test_what_waits_for_a_pass_does_not_expire() -> None:
     waits, rests = table.open("one", busy=True), table.open("one")
     table.now_s += IDLE_S
     fresh = table.open("other")
-    table.sessions.expire(IDLE_S)
+    table.sessions.expire()
     assert rests not in table.sessions
     assert [*table.sessions] == [waits, fresh]
     waits.stop()
-    table.sessions.expire(IDLE_S)
+    table.sessions.expire()
     assert [*table.sessions] == [fresh]
 
 

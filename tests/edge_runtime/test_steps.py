@@ -94,7 +94,7 @@ class Conversation(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = StageEngine(TokenStage())  # type: ignore[arg-type]  # TokenStage has all that StageEngine calls
+        self.engine = StageEngine(TokenStage())
         self.contents = SlotContents(SLOTS, CONTEXT)
         self.texts: list[list[int]] = [[] for _ in range(SLOTS)]
         self.drawn: list[tuple[list[int], list[int]]] = [([], [])] * SLOTS

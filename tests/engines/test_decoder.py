@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pilotfish.engines.engine_errors import ArtifactError, CapacityError, ProviderError
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from tests.support.examples import examples
+from tests.support.prefill import prefill
 from tests.support.runnable import hide_gpus, needs, runnable
 from tests.support.tiny import BASE, FAMILIES, SHARING, RandomSource, tiny_artifact, tiny_config
 
@@ -121,7 +122,7 @@ def test_slots_of_different_lengths_share_a_pass(decoder):
     lengths = [3, 90, 0, 17, 40]
     for slot, length in enumerate(lengths):
         if length:
-            decoder.prefill(slot, TOKENS[slot : slot + length], rows=0)
+            prefill(decoder, slot, TOKENS[slot : slot + length], rows=0)
     for subset in ([0, 1, 3, 4], [4, 0], [1], [3, 1, 0]):
         passes = [
             Pass(slot=slot, tokens=TOKENS[slot + lengths[slot] :][: 1 + slot], rows=1)
@@ -142,7 +143,7 @@ def test_a_cache_that_grows_amid_a_pass_keeps_what_the_pass_appended(tmp_path, d
     """Where passes run one after the other, a later one's tokens may need more cells."""
     artifact = tiny_artifact(tmp_path / "a", dialect=dialect)
     tokens = np.random.default_rng(7).integers(0, 100, 200)
-    wanted = Decoder(artifact, threads=1).prefill(0, tokens[:90], rows=90).logits
+    wanted = prefill(Decoder(artifact, threads=1), 0, tokens[:90], rows=90).logits
     several = Decoder(artifact, slots=4, threads=1)
     several.forward([Pass(0, tokens[:60]), Pass(3, tokens[:150])])
     logits = several.forward([Pass(0, tokens[60:90])])[0].logits
@@ -162,7 +163,7 @@ def test_passes_of_which_no_row_is_wanted_stand_beside_others(decoder):
 
 
 def test_rollback_forgets(decoder):
-    decoder.prefill(0, TOKENS[:30], rows=0)
+    prefill(decoder, 0, TOKENS[:30], rows=0)
     decoder.forward([Pass(slot=0, tokens=np.array([1, 2, 3]))])
     decoder.rollback(0, 25)
     got = decoder.forward([Pass(slot=0, tokens=np.array([9]))])[0].logits.copy()
@@ -172,14 +173,14 @@ def test_rollback_forgets(decoder):
 
 
 def test_a_full_context_is_refused_and_nothing_is_appended(decoder):
-    decoder.prefill(0, np.zeros(CONTEXT, np.int64), rows=1)
-    decoder.prefill(1, TOKENS[:7], rows=0)
+    prefill(decoder, 0, np.zeros(CONTEXT, np.int64), rows=1)
+    prefill(decoder, 1, TOKENS[:7], rows=0)
     ahead = [Pass(slot=1, tokens=np.array([3])), Pass(slot=0, tokens=np.array([1]))]
     with pytest.raises(CapacityError, match="context"):
         decoder.forward(ahead)
     assert [decoder.length(slot) for slot in (0, 1)] == [CONTEXT, 7]
     with pytest.raises(CapacityError):
-        decoder.prefill(1, np.zeros(CONTEXT, np.int64))
+        prefill(decoder, 1, np.zeros(CONTEXT, np.int64))
     assert decoder.length(1) == 7
 
 

@@ -14,29 +14,15 @@ from pilotfish.engines.cudart import Cuda
 from pilotfish.engines.engine_errors import CudaError
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.split import split_artifact
-from tests.engines.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
+from tests.engines.engine_tests import *  # noqa: F403  # collects these tests for the fixture `decoder` below
+from tests.engines.test_decoder import (  # noqa: F401  # collected with this fixture, too
     SLOTS,
     TOKENS,
     empty,
     same,
-    test_a_full_context_is_refused_and_nothing_is_appended,
-    test_a_sequence_in_pieces_is_the_sequence_at_once,
-    test_passes_of_which_no_row_is_wanted_stand_beside_others,
-    test_rollback_forgets,
     test_senseless_passes_are_refused,
-    test_slots_of_different_lengths_share_a_pass,
 )
-from tests.engines.test_decoder_trees import (  # noqa: F401  # likewise
-    test_a_chain_and_a_tree_behind_it_in_one_pass_as_the_edge_verifies,
-    test_a_tree_grown_level_by_level_is_the_whole_tree_is_its_paths,
-    test_a_tree_is_over_after_rollback,
-    test_any_tree_in_any_pieces_is_its_paths_and_keeps_any_of_them,
-    test_keep_turns_a_grown_tree_into_the_accepted_path,
-    test_paths_that_the_grown_tree_has_not_are_refused,
-    test_trees_of_several_slots_beside_chains_in_one_forward,
-    test_what_was_kept_grows_the_next_tree,
-    test_what_was_kept_is_a_chain_of_which_less_can_be_kept,
-)
+from tests.support.prefill import prefill
 from tests.support.staged import Staged
 from tests.support.tiny import FAMILIES, tiny_artifact
 
@@ -98,7 +84,7 @@ def test_a_longer_text_grows_the_cache_and_keeps_what_it_holds(tmp_path):
     capacities = set()
     for start in range(0, 600, 100):
         got, wanted = (
-            each.prefill(1, text[start : start + 100], rows=2).logits for each in (decoder, exact)
+            prefill(each, 1, text[start : start + 100], rows=2).logits for each in (decoder, exact)
         )
         same(got, wanted)
         capacities.add(decoder._cache.capacity)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tokenizer import Tokenizer
 from tests.support.examples import examples
+from tests.support.prefill import prefill
 from tests.support.runnable import runnable
 from tests.support.tiny import tiny_artifact
 
@@ -91,7 +92,7 @@ def after(decoder, slot, tokens):
 def after_text(decoder, slot, text, tokens):
     """Logits of `tokens` behind `text`, fed as one chain to the emptied slot."""
     decoder.rollback(slot, 0)
-    return decoder.prefill(slot, [*text, *tokens], rows=len(tokens)).logits.copy()
+    return prefill(decoder, slot, [*text, *tokens], rows=len(tokens)).logits.copy()
 
 
 def same(got, wanted):
@@ -103,7 +104,7 @@ def test_a_tree_grown_level_by_level_is_the_whole_tree_is_its_paths(decoder, exp
     parents, levels = expand(expansion)
     nodes = np.random.default_rng(1).permutation(VOCAB)[: len(parents)]
     for slot in range(3):
-        decoder.prefill(slot, TRUNK, rows=0)
+        prefill(decoder, slot, TRUNK, rows=0)
     paths = by_paths(decoder, 0, nodes, parents)
     assert np.ptp(paths, axis=0).max() > 1  # nodes that see one another would show
     same(grow(decoder, 1, nodes, parents, []), paths)
@@ -128,7 +129,7 @@ def test_any_tree_in_any_pieces_is_its_paths_and_keeps_any_of_them(decoder, tree
     for slot in (0, 1):
         decoder.rollback(slot, 0)
         if trunk:
-            decoder.prefill(slot, TEXT[:trunk], rows=0)
+            prefill(decoder, slot, TEXT[:trunk], rows=0)
     same(grow(decoder, 0, nodes, parents, cuts), by_paths(decoder, 1, nodes, parents))
     path = path_to(parents, data.draw(st.integers(-1, len(nodes) - 1)))
     decoder.keep_path(0, path)
@@ -139,7 +140,7 @@ def test_any_tree_in_any_pieces_is_its_paths_and_keeps_any_of_them(decoder, tree
 def test_keep_turns_a_grown_tree_into_the_accepted_path(decoder):
     parents, levels = expand((2, 2, 2))
     nodes = np.arange(len(parents))
-    decoder.prefill(0, TRUNK, rows=0)
+    prefill(decoder, 0, TRUNK, rows=0)
     grow(decoder, 0, nodes, parents, levels)
     decoder.keep_path(0, [1, 4, 11])
     assert decoder.length(0) == len(TRUNK) + 3
@@ -148,7 +149,7 @@ def test_keep_turns_a_grown_tree_into_the_accepted_path(decoder):
 
 def test_what_was_kept_is_a_chain_of_which_less_can_be_kept(decoder):
     parents, levels = expand((2, 2))
-    decoder.prefill(0, TRUNK, rows=0)
+    prefill(decoder, 0, TRUNK, rows=0)
     grow(decoder, 0, np.arange(6), parents, levels)
     decoder.keep_path(0, [1, 5])
     with pytest.raises(ValueError, match="path"):
@@ -159,13 +160,13 @@ def test_what_was_kept_is_a_chain_of_which_less_can_be_kept(decoder):
 
 def test_what_was_kept_grows_the_next_tree(decoder):
     text = list(TRUNK)
-    decoder.prefill(0, text, rows=0)
+    prefill(decoder, 0, text, rows=0)
     parents, levels = expand((4, 2, 1))
     for turn, last in enumerate((17, 13, 5)):  # of depth 3, 3 and 2
         nodes = np.arange(len(parents)) + 10 * turn
         got = grow(decoder, 0, nodes, parents, levels)
         decoder.rollback(1, 0)
-        decoder.prefill(1, text, rows=0)
+        prefill(decoder, 1, text, rows=0)
         same(got, by_paths(decoder, 1, nodes, parents))
         decoder.keep_path(0, path_to(parents, last))
         text += [int(token) for token in nodes[path_to(parents, last)]]
@@ -179,7 +180,7 @@ def test_a_chain_and_a_tree_behind_it_in_one_pass_as_the_edge_verifies(decoder, 
     parents = np.array([-1, 0, 1, *np.where(tree < 0, chain - 1, tree + chain)])
     tokens = np.arange(len(parents)) + 40
     for slot in (0, 1):
-        decoder.prefill(slot, TRUNK, rows=0)
+        prefill(decoder, slot, TRUNK, rows=0)
     got = decoder.forward([Pass(0, tokens, 1 + len(tree), parents)])[0].logits.copy()
     same(got, by_paths(decoder, 1, tokens, parents)[chain - 1 :])
     remaining = [*range(chain), *(chain + node for node in accepted)]
@@ -199,7 +200,7 @@ def test_trees_of_several_slots_beside_chains_in_one_forward(decoder):
         for slot, length in enumerate(lengths):
             decoder.rollback(slot, 0)
             if length:
-                decoder.prefill(slot, TEXT[:length], rows=0)
+                prefill(decoder, slot, TEXT[:length], rows=0)
         decoder.forward([Pass(3, nodes[:half], 0, wide[:half])])  # a tree half grown
 
     passes = [
@@ -224,12 +225,12 @@ def test_trees_of_several_slots_beside_chains_in_one_forward(decoder):
 def test_a_tree_is_over_after_rollback(decoder):
     parents, levels = expand((2, 2, 2))
     nodes = np.arange(len(parents))
-    decoder.prefill(0, TRUNK, rows=0)
+    prefill(decoder, 0, TRUNK, rows=0)
     grow(decoder, 0, nodes, parents, levels)
     decoder.rollback(0, len(TRUNK))
     with pytest.raises(ValueError, match="path"):
         decoder.keep_path(0, [0])
-    decoder.prefill(1, TRUNK, rows=0)
+    prefill(decoder, 1, TRUNK, rows=0)
     swapped = nodes[::-1].copy()
     same(grow(decoder, 0, swapped, parents, levels), by_paths(decoder, 1, swapped, parents))
 
@@ -237,7 +238,7 @@ def test_a_tree_is_over_after_rollback(decoder):
 @pytest.mark.parametrize("path", [[1, 0], [0, 0], [6], [-1], [0, 2, 6]])
 def test_paths_that_the_grown_tree_has_not_are_refused(decoder, path):
     parents, levels = expand((2, 2))
-    decoder.prefill(0, TRUNK, rows=0)
+    prefill(decoder, 0, TRUNK, rows=0)
     grow(decoder, 0, np.arange(6), parents, levels)
     with pytest.raises(ValueError, match="path"):
         decoder.keep_path(0, path)
@@ -259,7 +260,7 @@ def test_paths_that_the_grown_tree_has_not_are_refused(decoder, path):
     ],
 )
 def test_parents_that_do_not_fit_are_refused(decoder, tokens, parents):
-    decoder.prefill(0, [1, 2, 3], rows=0)
+    prefill(decoder, 0, [1, 2, 3], rows=0)
     with pytest.raises(ValueError, match="parents"):
         decoder.forward([Pass(0, np.array(tokens), parents=np.array(parents, np.int64))])
     assert decoder.length(0) == 3
@@ -272,7 +273,7 @@ def real_trees(artifact, expansion):
     decoder = Decoder(artifact, slots=3, context=128)
     text = Tokenizer(artifact).encode(CONTEXT)
     for slot in range(3):
-        first = decoder.prefill(slot, text).logits[0].argsort()[: -len(parents) - 1 : -1].copy()
+        first = prefill(decoder, slot, text).logits[0].argsort()[: -len(parents) - 1 : -1].copy()
     return (
         by_paths(decoder, 0, first, parents),
         grow(decoder, 1, first, parents, []),

@@ -24,7 +24,7 @@ TEXT = np.random.default_rng(5).integers(0, 100, CONTEXT)
 
 def opened(folder: Path, kind: str) -> Engine:
     if kind == "llamacpp":
-        pytest.importorskip("llama_cpp")
+        pytest.importorskip("llama_cpp", reason="needs the extra `llamacpp`")
         return open_engine(gguf_artifact(folder / kind), slots=SLOTS, context=CONTEXT)
     dialect, _, architecture = kind.partition("-")
     artifact = tiny_artifact(

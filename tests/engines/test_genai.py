@@ -26,6 +26,7 @@ from tests.engines.test_decoder import (  # noqa: F401  # collected here once mo
 )
 from tests.support.examples import examples
 from tests.support.genai_folders import FAMILIES, change, genai_artifact, genai_folder
+from tests.support.prefill import prefill
 
 FULL = np.random.default_rng(8).integers(0, 100, CONTEXT)
 
@@ -48,7 +49,7 @@ def test_both_engines_compute_the_same(tmp_path, family):
         lambda model: model.forward([Pass(0, FULL[31:36], 2)]),
         lambda model: model.keep_path(0, [0, 1, 2]),
         lambda model: model.forward([Pass(0, FULL[34:35])]),
-        lambda model: [model.prefill(0, FULL[35:240], rows=150)],  # more rows than a run has
+        lambda model: [prefill(model, 0, FULL[35:240], rows=150)],  # more rows than a run has
     ):
         got, wanted = step(theirs), step(ours)
         assert theirs.length(0) == ours.length(0)
@@ -83,7 +84,7 @@ def test_any_drafts_kept_and_taken_back_leave_the_text_alone(decoder, data):
 
 
 def test_trees_are_refused_and_a_tree_that_is_a_chain_is_read(decoder):
-    decoder.prefill(0, TOKENS[:9], rows=0)
+    prefill(decoder, 0, TOKENS[:9], rows=0)
     with pytest.raises(
         TreeError, match=r"a-folder has a graph without a mask .* cannot read token trees"
     ):
@@ -119,7 +120,7 @@ def test_a_window_that_the_graph_does_not_keep_to_is_never_passed(tmp_path, capl
     assert "limited to 16 positions" in caplog.text
     decoder = open_model(artifact, context=CONTEXT)
     assert decoder.context == artifact.manifest.dimensions.context == 16
-    decoder.prefill(0, TOKENS[:16])
+    prefill(decoder, 0, TOKENS[:16])
     with pytest.raises(CapacityError, match="17 tokens do not fit"):
         decoder.forward([Pass(0, TOKENS[16:17])])
 
@@ -146,5 +147,5 @@ def test_files_that_were_replaced_are_told(tmp_path):
 
 
 def test_answers_of_a_run_have_bounded_room(decoder):
-    decoder.prefill(0, FULL[: genai_backend.MOST_RUN_TOKENS + 40], rows=0, chunk=CONTEXT)
+    prefill(decoder, 0, FULL[: genai_backend.MOST_RUN_TOKENS + 40], rows=0, chunk=CONTEXT)
     assert len(decoder._backend.rows("logits", 1).base) <= genai_backend.MOST_RUN_TOKENS

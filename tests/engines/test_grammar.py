@@ -289,7 +289,7 @@ def test_one_answer_spoils_no_other(english: Vocabulary) -> None:
 
     spent, other = (english.grammars.constraint(HOSTILE["counted"]) for _ in range(2))
     answer, wanted = none, row(other, none)
-    with pytest.raises(GrammarError, match="too complex"):  # noqa: PT012  # at a token of chance
+    with pytest.raises(GrammarError, match="too complex"):  # noqa: PT012  # which of the tokens raises is random
         while len(answer) < 200:
             token = rng.choice(np.flatnonzero(np.isfinite(row(spent, answer))))
             answer = np.append(answer, np.uint32(token))

@@ -10,29 +10,13 @@ from pilotfish.engines.llamacpp.llama_decoder import MOST_LEAVES, LlamaDecoder
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.model import export_model
-from tests.engines.test_decoder import (  # noqa: F401  # collected here once more, with another fixture
+from tests.engines.engine_tests import *  # noqa: F403  # collects these tests for the fixture `decoder` below
+from tests.engines.test_decoder import (
     SLOTS,
     empty,
     same,
-    test_a_full_context_is_refused_and_nothing_is_appended,
-    test_a_sequence_in_pieces_is_the_sequence_at_once,
-    test_passes_of_which_no_row_is_wanted_stand_beside_others,
-    test_rollback_forgets,
-    test_slots_of_different_lengths_share_a_pass,
 )
-from tests.engines.test_decoder_trees import (  # noqa: F401  # likewise
-    expand,
-    grow,
-    test_a_chain_and_a_tree_behind_it_in_one_pass_as_the_edge_verifies,
-    test_a_tree_grown_level_by_level_is_the_whole_tree_is_its_paths,
-    test_a_tree_is_over_after_rollback,
-    test_any_tree_in_any_pieces_is_its_paths_and_keeps_any_of_them,
-    test_keep_turns_a_grown_tree_into_the_accepted_path,
-    test_paths_that_the_grown_tree_has_not_are_refused,
-    test_trees_of_several_slots_beside_chains_in_one_forward,
-    test_what_was_kept_grows_the_next_tree,
-    test_what_was_kept_is_a_chain_of_which_less_can_be_kept,
-)
+from tests.engines.test_decoder_trees import expand, grow
 from tests.support.gguf_models import (
     FAMILIES,
     gguf_artifact,
@@ -41,6 +25,7 @@ from tests.support.gguf_models import (
     sliding_window,
     write_foreign,
 )
+from tests.support.prefill import prefill
 
 llama_cpp()
 TEXT = np.random.default_rng(3).integers(0, 256, 600)
@@ -70,7 +55,7 @@ def test_both_engines_compute_the_same(tmp_path, family):
     nodes = TEXT[: len(parents)]
     for step in (
         lambda model: model.forward([Pass(0, TEXT[:40]), Pass(2, TEXT[40:55], 1)]),
-        lambda model: [model.prefill(1, TEXT[:170], rows=4)],  # rows of another run
+        lambda model: [prefill(model, 1, TEXT[:170], rows=4)],  # rows of another run
         lambda model: model.rollback(0, 31),
         lambda model: model.forward([Pass(0, nodes[: levels[0]], parents=parents[: levels[0]])]),
         lambda model: model.forward(
@@ -93,16 +78,16 @@ def test_cells_grow_with_what_is_held_and_keep_it(tmp_path):
     decoder = open_model(artifact, slots=3, threads=1)
     assert decoder._cells.capacity == native.FIRST_CELLS
     parents, _ = expand((2, 2))
-    decoder.prefill(0, TEXT[:200], rows=0)
-    decoder.prefill(1, TEXT[:90], rows=0)
+    prefill(decoder, 0, TEXT[:200], rows=0)
+    prefill(decoder, 1, TEXT[:90], rows=0)
     decoder.forward([Pass(1, TEXT[:6], 0, parents)])  # a tree that is moved with the rest
-    decoder.prefill(2, TEXT, rows=0)
+    prefill(decoder, 2, TEXT, rows=0)
     assert decoder._cells.capacity >= 2 * native.FIRST_CELLS
     fresh = open_model(artifact, slots=1, context=640, threads=1)
     decoder.keep_path(1, [1, 4])
     for slot, text in ((0, TEXT[:200]), (1, [*TEXT[:90], *TEXT[[1, 4]]]), (2, TEXT)):
         fresh.rollback(0, 0)
-        wanted = fresh.prefill(0, [*text, 7, 8], rows=2).logits.copy()
+        wanted = prefill(fresh, 0, [*text, 7, 8], rows=2).logits.copy()
         same(decoder.forward([Pass(slot, np.array([7, 8]))])[0].logits, wanted)
 
 
@@ -119,7 +104,7 @@ def test_a_pass_wider_than_a_run_is_cut_chains_and_trees(decoder):
 
 def test_a_pass_that_fails_appends_nothing(decoder, monkeypatch):
     parents, levels = expand((2, 2, 2))
-    decoder.prefill(0, TEXT[:20], rows=0)
+    prefill(decoder, 0, TEXT[:20], rows=0)
     first = grow(decoder, 0, TEXT[:2], parents[:2], [])
     run, left = native.Cells.run, [1]
 
@@ -161,7 +146,7 @@ def test_senseless_passes_are_refused(decoder, wrong):
 
 
 def test_too_many_leaves_are_refused_and_the_slot_goes_on(decoder):
-    decoder.prefill(0, TEXT[:5], rows=0)
+    prefill(decoder, 0, TEXT[:5], rows=0)
     most = min(MOST_LEAVES, native.MOST_SEQUENCES // SLOTS)
     with pytest.raises(CapacityError, match=f"{most + 1} leaves"):
         decoder.forward([Pass(0, TEXT[: most + 1], parents=np.full(most + 1, -1))])
@@ -177,15 +162,15 @@ def test_layers_that_forget_read_again_what_a_rollback_makes_the_past(tmp_path):
     artifact = export_model(str(file), tmp_path / "a", dialect="llamacpp")
     assert artifact.manifest.architecture == "gemma2"
     decoder, fresh = (open_model(artifact, slots=slots, context=256, threads=1) for slots in (2, 1))
-    decoder.prefill(1, TEXT[:8], rows=0)
-    decoder.prefill(0, TEXT[:200], rows=0)
+    prefill(decoder, 1, TEXT[:8], rows=0)
+    prefill(decoder, 0, TEXT[:200], rows=0)
     decoder.rollback(1, 4)
-    decoder.prefill(1, TEXT[4:104], rows=0)  # over what slot 0 no longer looks at
+    prefill(decoder, 1, TEXT[4:104], rows=0)  # over what slot 0 no longer looks at
     assert decoder._cells.first(0) > 0  # else this shows nothing
     decoder.rollback(0, 50)
     for slot, length in ((0, 50), (1, 104)):
         fresh.rollback(0, 0)
-        wanted = fresh.prefill(0, TEXT[: length + 3], rows=3).logits.copy()
+        wanted = prefill(fresh, 0, TEXT[: length + 3], rows=3).logits.copy()
         got = decoder.forward([Pass(slot, TEXT[length : length + 3])])[0].logits
         same(got, wanted)
 
@@ -250,7 +235,7 @@ def test_what_llama_cpp_says_goes_to_the_log(decoder, caplog, capfd):
 
 def test_a_gpu_that_is_not_there_is_refused(decoder):
     if native.load_library().llama_supports_gpu_offload():
-        pytest.skip("there is one")
+        pytest.skip("this llama.cpp is built for a GPU")
     with pytest.raises(ProviderError, match="GGML_CUDA"):
         open_model(decoder.artifact, provider="cuda")
 
@@ -268,7 +253,7 @@ def test_the_default_model_says_what_our_own_engine_says(default_gguf, default_a
     )
     assert default_gguf.manifest.origin == ours.artifact.manifest.origin
     text = Tokenizer(default_gguf.tokenizer_path).encode("The capital of France is")
-    got, wanted = (model.prefill(0, text).logits[0].copy() for model in (theirs, ours))
+    got, wanted = (prefill(model, 0, text).logits[0].copy() for model in (theirs, ours))
     alike = 0
     for _ in range(24):
         apart, spread = got - got.mean() - wanted + wanted.mean(), wanted - wanted.mean()
@@ -286,11 +271,11 @@ def test_the_default_model_says_what_our_own_engine_says(default_gguf, default_a
 def test_weights_in_blocks_compute_a_token_alone_as_among_others(default_gguf):
     """Bit for bit, so that no draft touches the text: on one thread, and below 64 tokens a run."""
     decoder = open_model(default_gguf, slots=2, context=512, threads=1)
-    decoder.prefill(1, TEXT[100:200], rows=0)
+    prefill(decoder, 1, TEXT[100:200], rows=0)
     rows = []
     for width in (1, 5, 16):
         decoder.rollback(0, 0)
-        decoder.prefill(0, TEXT[:40], rows=0)
+        prefill(decoder, 0, TEXT[:40], rows=0)
         pieces = np.split(TEXT[40:60], range(width, 20, width))
         result = [decoder.forward([Pass(0, piece)])[0].logits.copy() for piece in pieces]
         rows.append(np.concatenate(result))

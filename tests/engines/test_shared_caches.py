@@ -16,6 +16,7 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.split import split_artifact
 from pilotfish.export.weights import TOKEN_TABLE
+from tests.support.prefill import prefill
 from tests.support.runnable import runnable
 from tests.support.tiny import SHARING, RandomSource, tiny_artifact, tiny_config
 
@@ -46,7 +47,7 @@ def test_models_whose_layers_are_alike_say_nothing_of_it(tmp_path: Path) -> None
 def test_pieces_rollbacks_kept_paths_and_slots(tmp_path: Path, family: str, dialect: str) -> None:
     artifact = tiny_artifact(tmp_path / "a", architecture=family, dialect=dialect)
     decoder = Decoder(artifact, slots=3)
-    whole = decoder.prefill(0, TEXT, rows=len(TEXT)).logits.copy()
+    whole = prefill(decoder, 0, TEXT, rows=len(TEXT)).logits.copy()
 
     def same(result: np.ndarray, at: int) -> None:
         np.testing.assert_allclose(result, whole[at : at + len(result)], atol=1e-4)

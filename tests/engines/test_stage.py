@@ -39,6 +39,7 @@ from tests.engines.test_decoder_trees import (  # noqa: F401  # likewise
 )
 from tests.support.examples import examples
 from tests.support.opening import CudaOnHost
+from tests.support.prefill import prefill
 from tests.support.runnable import needs
 from tests.support.staged import STANDARD, TEXT, Both, Staged, both_in, of_every_kind, providers
 from tests.support.thinned import thinned
@@ -299,7 +300,7 @@ def test_real_weights_in_stages_say_the_same_text(default_artifacts: Pair, tmp_p
     prompt = np.random.default_rng(3).integers(0, 49152, 40)
     messages = []
     for runner in (Decoder(target), Staged(tmp_path / "cut", Artifact.open(target))):
-        logits = runner.prefill(0, prompt).logits[0].copy()
+        logits = prefill(runner, 0, prompt).logits[0].copy()
         first = logits
         tokens: list[int] = []
         for _ in range(16):

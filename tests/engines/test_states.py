@@ -21,6 +21,7 @@ from pilotfish.export.model import export_model
 from pilotfish.export.model_config import Layer
 from pilotfish.export.split import split_artifact
 from tests.support.examples import examples
+from tests.support.prefill import prefill
 from tests.support.runnable import runnable
 from tests.support.tiny import STATEFUL, RandomSource, tiny_artifact, tiny_config
 
@@ -178,7 +179,7 @@ def test_a_window_taken_back_reads_nothing_again(family, tmp_path, monkeypatch):
         tokens.append(sum(len(item.tokens) for item in passes))
         run(self, first, count, passes, row)
 
-    decoder.prefill(0, TEXT[:40])
+    prefill(decoder, 0, TEXT[:40])
     monkeypatch.setattr(type(decoder), "_run", counting)
     wanted, random = 0, np.random.default_rng(4)
     for _ in range(30):

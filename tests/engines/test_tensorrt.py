@@ -23,6 +23,7 @@ from pilotfish.engines.tensorrt.fixing import fix_size
 from pilotfish.engines.tensorrt.profiles import Profiles, input_shapes
 from tests.support import cudart_double, tensorrt_double
 from tests.support.examples import examples
+from tests.support.prefill import prefill
 from tests.support.runnable import needs
 from tests.support.tiny import tiny_artifact
 
@@ -110,7 +111,7 @@ def manifest(tmp_path_factory):
 def test_keys_and_values_stay_on_the_device(opened):
     artifact, gpu = opened
     decoder = Decoder(artifact, context=256, provider="tensorrt")
-    decoder.prefill(0, TOKENS[:100], rows=0)
+    prefill(decoder, 0, TOKENS[:100], rows=0)
     gpu.uploaded = gpu.downloaded = 0
     decoder.forward([Pass(0, TOKENS[:4], parents=np.array([-1, 0, 0, 1]))])
     decoder.keep_path(0, [0, 2])
@@ -140,8 +141,8 @@ def test_half_precision_is_within_a_hundredth(tmp_path, opened):
     """The bound that is to hold on a GPU; the double only shows that the types are right."""
     dialect = opened[0].manifest.dialect
     half = tiny_artifact(tmp_path / "half", dialect=dialect, precision="fp16")
-    got = Decoder(half, provider="tensorrt").prefill(0, TOKENS, rows=8).logits
-    wanted = Decoder(half, provider="cpu").prefill(0, TOKENS, rows=8).logits
+    got = prefill(Decoder(half, provider="tensorrt"), 0, TOKENS, rows=8).logits
+    wanted = prefill(Decoder(half, provider="cpu"), 0, TOKENS, rows=8).logits
     assert np.linalg.norm(got - wanted) <= 1e-2 * np.linalg.norm(wanted)
     assert np.ptp(wanted) > 1
 

@@ -62,11 +62,11 @@ def test_ids_equal_llama_cpps(key: str) -> None:
 
 def test_sentencepiece_joins_the_best_scoring_neighbours() -> None:
     metadata, tokenizer = sentencepiece_metadata(), sentencepiece()
-    kinds: list[int] = metadata["tokenizer.ggml.token_type"]  # type: ignore[assignment]
+    kinds: list[int] = metadata["tokenizer.ggml.token_type"]
     scores = {
         token: score
         for token, score, kind in zip(
-            metadata["tokenizer.ggml.tokens"],  # type: ignore[call-overload]
+            metadata["tokenizer.ggml.tokens"],
             metadata["tokenizer.ggml.scores"],
             kinds,
             strict=True,
@@ -107,7 +107,7 @@ def test_special_tokens_are_text_unless_asked_for() -> None:
 
 def test_user_defined_tokens_are_one_token_always() -> None:
     metadata = dict(smollm2_metadata())
-    kinds = list(metadata["tokenizer.ggml.token_type"])  # type: ignore[call-overload]
+    kinds = list(metadata["tokenizer.ggml.token_type"])
     kinds[3] = 4  # <repo_name>
     tokenizer = Tokenizer.from_json(
         GgufVocabulary(metadata | {"tokenizer.ggml.token_type": kinds}, HERE).tokenizer_json

@@ -17,6 +17,7 @@ from pilotfish.export.cost import TEXT
 from pilotfish.export.model import export_model
 from pilotfish.export.model_config import Layer
 from pilotfish.export.reference import Reference, largest_part
+from tests.support.prefill import prefill
 from tests.support.small_checkpoints import LLAMA, tiny_weights, write_gguf
 from tests.support.tiny import FAMILIES, SHARING, RandomSource, plain_rope, tiny_config
 
@@ -42,7 +43,7 @@ def test_layer_by_layer_is_the_whole_model(tmp_path: Path, family: str) -> None:
     assert len(parts) == reference.parts
     with reference.head(states) as logits:
         result = logits(20, 50)
-    wanted = whole.prefill(0, tokens, rows=30).logits
+    wanted = prefill(whole, 0, tokens, rows=30).logits
     np.testing.assert_allclose(result, wanted, atol=2e-4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fp32"]
 
@@ -60,7 +61,7 @@ def test_a_text_is_read_by_the_rotary_factors_of_the_artifact(
     reference = Reference(random, random.config, tmp_path)
     with reference.head(reference.states(tokens, lambda: None)) as logits:
         result = logits(0, length)
-    wanted = whole.prefill(0, tokens, rows=length).logits
+    wanted = prefill(whole, 0, tokens, rows=length).logits
     np.testing.assert_allclose(result, wanted, atol=2e-4)
 
 
@@ -76,7 +77,7 @@ def test_the_cost_is_that_of_both_exports_side_by_side(tmp_path: Path) -> None:
     p, q = (
         np.exp(each - np.logaddexp.reduce(each, axis=1, keepdims=True))
         for each in (
-            decoder.prefill(0, tokens, rows=len(tokens)).logits.astype(np.float64)
+            prefill(decoder, 0, tokens, rows=len(tokens)).logits.astype(np.float64)
             for decoder in (exact, Decoder(made, provider="cpu"))
         )
     )

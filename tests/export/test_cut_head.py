@@ -31,6 +31,7 @@ from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
 from pilotfish.export.split import split_artifact
 from tests.support.examples import examples
+from tests.support.prefill import prefill
 from tests.support.small_checkpoints import LLAMA, write_gguf
 from tests.support.tiny import RandomSource, tiny_artifact, tiny_config
 
@@ -55,7 +56,7 @@ def test_the_logits_are_the_whole_heads(
     made = {"precision": precision, "dialect": dialect, "seed": 3, **changes}
     whole = tiny_artifact(tmp_path / "whole", **made)
     cut = tiny_artifact(tmp_path / "cut", head_tokens=KEPT.tolist(), **made)
-    wanted, got = (Decoder(each, threads=1).prefill(0, TOKENS, rows=9) for each in (whole, cut))
+    wanted, got = (prefill(Decoder(each, threads=1), 0, TOKENS, rows=9) for each in (whole, cut))
     assert got.logits.shape == (9, len(KEPT))
     assert np.array_equal(got.hidden, wanted.hidden)
     # a product of fewer columns may add up in another order
@@ -70,7 +71,7 @@ def test_caps_scales_and_narrow_embeddings_stay(tmp_path: Path, family: str) -> 
     made = {"architecture": family, "dialect": "opset24", "seed": 1}
     whole = tiny_artifact(tmp_path / "whole", **made)
     cut = tiny_artifact(tmp_path / "cut", head_tokens=KEPT.tolist(), **made)
-    wanted, got = (Decoder(each, threads=1).prefill(0, TOKENS, rows=4) for each in (whole, cut))
+    wanted, got = (prefill(Decoder(each, threads=1), 0, TOKENS, rows=4) for each in (whole, cut))
     np.testing.assert_allclose(got.logits, wanted.logits[:, KEPT], rtol=1e-5, atol=1e-5)
 
 
@@ -82,7 +83,7 @@ def test_blocks_of_a_file_are_kept_and_the_file_is_smaller(tmp_path: Path, preci
     cut = export_model(
         source, tmp_path / "cut", precision=precision, head_tokens=selection, check=True
     )
-    wanted, got = (Decoder(each, threads=1).prefill(0, TOKENS, rows=4) for each in (whole, cut))
+    wanted, got = (prefill(Decoder(each, threads=1), 0, TOKENS, rows=4) for each in (whole, cut))
     np.testing.assert_allclose(got.logits, wanted.logits[:, selection], rtol=1e-5, atol=1e-5)
     assert cut.manifest.cost is not None  # against float32 with the same head
     assert cut.manifest.cost.acceptance > 0.8
@@ -95,7 +96,7 @@ def test_the_first_layers_of_a_model_can_have_a_cut_head(tmp_path: Path) -> None
     source = RandomSource(tiny_config(layers=3), 1)
     whole = export_model(source, tmp_path / "whole", first_layers=2)
     cut = export_model(source, tmp_path / "cut", first_layers=2, head_tokens=KEPT)
-    wanted, got = (Decoder(each, threads=1).prefill(0, TOKENS, rows=4) for each in (whole, cut))
+    wanted, got = (prefill(Decoder(each, threads=1), 0, TOKENS, rows=4) for each in (whole, cut))
     np.testing.assert_allclose(got.logits, wanted.logits[:, KEPT], rtol=1e-5, atol=1e-5)
 
 

@@ -16,6 +16,7 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.first_layers import FirstLayers
+from tests.support.prefill import prefill
 from tests.support.small_checkpoints import LLAMA, write_directory, write_gguf
 from tests.support.tiny import FAMILIES, SHARING, RandomSource, tiny_config
 
@@ -30,11 +31,11 @@ def test_it_is_the_model_that_ends_there(tmp_path: Path, family: str) -> None:
     cut = export_model(whole, tmp_path / "cut", first_layers=2)
     wanted = export_model(short, tmp_path / "wanted")
     tokens = np.arange(9)
-    answers = [Decoder(artifact).prefill(0, tokens, rows=9) for artifact in (cut, wanted)]
+    answers = [prefill(Decoder(artifact), 0, tokens, rows=9) for artifact in (cut, wanted)]
     assert answers[0].logits.tobytes() == answers[1].logits.tobytes()
     assert answers[0].hidden.tobytes() == answers[1].hidden.tobytes()
     assert cut.manifest.dimensions == wanted.manifest.dimensions
-    longer = Decoder(export_model(whole, tmp_path / "whole")).prefill(0, tokens, rows=9)
+    longer = prefill(Decoder(export_model(whole, tmp_path / "whole")), 0, tokens, rows=9)
     assert not np.allclose(longer.logits, answers[0].logits, atol=0.1)
 
 

@@ -17,6 +17,7 @@ from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.tensor_names import stored_name
 from pilotfish.export.weights import shapes
 from tests.support.configs import read_config
+from tests.support.prefill import prefill
 from tests.support.small_checkpoints import VOCAB, write_directory
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -135,16 +136,16 @@ def test_a_directory_of_it_cut_and_whole(tmp_path: Path, values: dict[str, Any])
     stored = {stored_name(names, name): value / 4 for name, value in drawn.items()}
     source = write_directory(tmp_path / "m", values, weights=stored, dtype="BF16")
     text = np.arange(40) % 200
-    exact = Decoder(export_model(str(source), tmp_path / "fp32")).prefill(0, text, rows=40).logits
+    exact = prefill(Decoder(export_model(str(source), tmp_path / "fp32")), 0, text, rows=40).logits
     assert exact.std() > 0.01
     rounded = export_model(str(source), tmp_path / "int8", precision="int8")
-    logits = Decoder(rounded).prefill(0, text, rows=40).logits
+    logits = prefill(Decoder(rounded), 0, text, rows=40).logits
     assert np.corrcoef(exact.ravel(), logits.ravel())[0, 1] > 0.99
     cut = export_model(str(source), tmp_path / "cut", first_layers=5)
     assert [each.layer for each in cut.manifest.cached] == [0, 1, 2, 3]
     short = msgspec.structs.replace(config, layers=5)
     assert cut.manifest.dimensions.layers == short.layers
-    assert np.isfinite(Decoder(cut).prefill(0, text, rows=1).logits).all()
+    assert np.isfinite(prefill(Decoder(cut), 0, text, rows=1).logits).all()
     del stored[stored_name(names, "model.layers.3.self_attn.k_proj.weight")]
     write_directory(tmp_path / "n", values, weights=stored)
     with pytest.raises(ExportError, match=r"layers\.3\.self_attn\.k_proj\.weight"):

@@ -17,6 +17,7 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.split import split_artifact
 from tests.support.genai_folders import change, genai_artifact, genai_folder
+from tests.support.prefill import prefill
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def test_a_graph_whose_rotary_factors_grow_is_right_as_far_as_the_short_ones_go(
     selection = keep(folder)
     assert selection.manifest.dimensions.context == 40
     assert "other rotary factors" in caplog.text
-    assert open_model(selection).prefill(0, np.arange(40)).logits.shape == (1, 128)
+    assert prefill(open_model(selection), 0, np.arange(40)).logits.shape == (1, 128)
     edit(folder, lambda graph: graph.node.remove(_single(graph, "Greater")))
     with pytest.raises(ExportError, match="an If operator"):
         keep(folder)

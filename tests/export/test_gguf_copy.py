@@ -21,6 +21,7 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.split import split_artifact
 from tests.support.gguf_models import gguf_artifact, gguf_file, write_foreign
+from tests.support.prefill import prefill
 from tests.support.tiny import tiny_artifact
 
 HYBRID = {
@@ -162,7 +163,7 @@ def test_one_place_opens_every_artifact(tmp_path):
     model = open_model(tiny_artifact(tmp_path / "a").path, slots=2, context=64)
     assert isinstance(model, Decoder)
     assert (model.slots, model.context) == (2, 64)
-    assert np.isfinite(model.prefill(1, [1, 2, 3]).logits).all()
+    assert np.isfinite(prefill(model, 1, [1, 2, 3]).logits).all()
 
 
 def test_stages_of_it_are_refused_and_older_manifests_open(tmp_path):

@@ -81,6 +81,15 @@ def checkpoint(
     return write_packed(path, config, reply, tensors), matrices
 
 
+def projections(matrices: dict[str, Any], packer: Any) -> dict[str, Any]:
+    """Return the tensors of a checkpoint with these matrices, in a packer's parts."""
+    tensors: dict[str, Any] = {n: v for n, v in tiny_weights(SIZES).items() if "_proj" not in n}
+    for name, ours in matrices.items():
+        module = name.removesuffix(".weight")
+        tensors |= {f"{module}.{part}": array for part, array in packer(ours).items()}
+    return tensors
+
+
 @given(way=st.sampled_from(sorted(WAYS)), group=st.sampled_from([32, 64, 128]), seed=st.integers(0))
 @settings(max_examples=20)
 def test_packed_weights_are_read_as_they_were_written(
@@ -173,11 +182,9 @@ def test_biases_of_zeros_that_quantisers_write_are_dropped_and_others_refused(
 ) -> None:
     reply, packer, *_ = WAYS["gptq"]
     path, matrices = checkpoint(tmp_path / "m", "gptq")
-    tensors: dict[str, Any] = {n: v for n, v in tiny_weights(SIZES).items() if "_proj" not in n}
+    tensors = projections(matrices, packer)
     for name, ours in matrices.items():
-        module = name.removesuffix(".weight")
-        tensors |= {f"{module}.{part}": each for part, each in packer(ours).items()}
-        tensors[f"{module}.bias"] = np.zeros(len(ours.codes), np.float16)
+        tensors[f"{name.removesuffix('.weight')}.bias"] = np.zeros(len(ours.codes), np.float16)
     write_packed(path, SIZES, reply, tensors)
     assert not any(name.endswith("bias") for name in open_source(str(path)).names())
     tensors["model.layers.0.mlp.up_proj.bias"][3] = 1
@@ -205,10 +212,7 @@ def test_damaged_matrices_are_refused(
 ) -> None:
     reply, packer, *_ = WAYS["gptq, asymmetric"]
     path, matrices = checkpoint(tmp_path / "m", "gptq, asymmetric")
-    tensors: dict[str, Any] = {n: v for n, v in tiny_weights(SIZES).items() if "_proj" not in n}
-    for name, ours in matrices.items():
-        module = name.removesuffix(".weight")
-        tensors |= {f"{module}.{each}": array for each, array in packer(ours).items()}
+    tensors = projections(matrices, packer)
     spoilt = f"model.layers.1.mlp.up_proj.{part}"
     tensors[spoilt] = broken(tensors[spoilt])
     write_packed(path, SIZES, reply, tensors)
@@ -221,11 +225,11 @@ def test_zero_points_of_a_byte_each_are_refused(tmp_path: Path) -> None:
     """As compressed-tensors wrote them before it packed them: not what lies in words."""
     reply, packer, *_ = WAYS["compressed-tensors, asymmetric"]
     path, matrices = checkpoint(tmp_path / "m", "compressed-tensors, asymmetric")
-    tensors: dict[str, Any] = {n: v for n, v in tiny_weights(SIZES).items() if "_proj" not in n}
+    tensors = projections(matrices, packer)
     for name, ours in matrices.items():
-        module = name.removesuffix(".weight")
-        tensors |= {f"{module}.{each}": array for each, array in packer(ours).items()}
-        tensors[f"{module}.weight_zero_point"] = (ours.zeros - 128).astype(np.int8)
+        tensors[f"{name.removesuffix('.weight')}.weight_zero_point"] = (ours.zeros - 128).astype(
+            np.int8
+        )
     write_packed(path, SIZES, reply, tensors)
     with pytest.raises(ExportError, match="weight_zero_point is of type I8"):
         export_model(str(path), tmp_path / "a")

@@ -13,6 +13,7 @@ from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
 from tests.reference.test_checkpoints import MODELS
+from tests.support.prefill import prefill
 from tests.support.runnable import needs
 from tests.support.vocabularies import HERE, sentencepiece_metadata
 
@@ -64,7 +65,7 @@ def test_architecture_equals_transformers(name: str, dialect: str, tmp_path: Pat
     logits, hidden = reference(model, tokens)
     assert logits.std() > 0.5  # else the tolerance would mean nothing
     decoder = Decoder(tmp_path / "artifact")
-    decoder.prefill(0, tokens[:66], rows=0)  # beyond the first capacity of the cache
+    prefill(decoder, 0, tokens[:66], rows=0)  # beyond the first capacity of the cache
     out = decoder.forward([Pass(slot=0, tokens=tokens[66:])])
     width = out[0].logits.shape[1]
     np.testing.assert_allclose(out[0].logits, logits[66:, :width], atol=TOLERANCE)

@@ -25,6 +25,7 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.huggingface_config import UNBOUNDED
 from tests.reference.families import CONTEXT, EVERY, FAMILIES, LATER, ORIGINAL
 from tests.reference.parity import TEXT, Answer, Floats, Library, Reference, read_in_pieces
+from tests.support.prefill import prefill
 from tests.support.runnable import needs
 
 pytestmark = pytest.mark.reference
@@ -176,8 +177,8 @@ def test_trees_of_a_family_are_their_paths(name: str, dialect: str, library: Lib
         return
     nodes = by_paths(reference)
     assert np.ptp(nodes.logits, axis=0).max() > 0.5
-    decoder.prefill(2, TRUNK, rows=0, chunk=7)
-    decoder.prefill(0, TEXT[:ASIDE], rows=0)
+    prefill(decoder, 2, TRUNK, rows=0, chunk=7)
+    prefill(decoder, 0, TEXT[:ASIDE], rows=0)
 
     first = [Pass(0, TEXT[ASIDE : ASIDE + 5]), Pass(2, NODES[:CUT], parents=PARENTS[:CUT])]
     chain, tree = decoder.forward(first)
@@ -194,7 +195,7 @@ def test_trees_of_a_family_are_their_paths(name: str, dialect: str, library: Lib
     path = path_to(23)
     decoder.keep_path(2, path)
     selection = NODES[path]
-    decoder.prefill(1, [*TRUNK, *selection], rows=0)
+    prefill(decoder, 1, [*TRUNK, *selection], rows=0)
     together = decoder.forward([Pass(slot, BEHIND) for slot in (1, 2)])
     wanted = reference.continued(TRUNK, selection, BEHIND).logits[-len(BEHIND) :]
     for info, out in zip(("behind a chain", "behind a kept path"), together, strict=True):

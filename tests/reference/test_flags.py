@@ -27,6 +27,7 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from tests.reference.families import FAMILIES
 from tests.reference.parity import TEXT, Floats, Library, answer, load
+from tests.support.prefill import prefill
 
 pytestmark = pytest.mark.reference
 TOLERANCE = 1e-3
@@ -40,7 +41,7 @@ OF_ALL = """
     return_dict output_hidden_states output_attentions dtype chunk_size_feed_forward architectures
     is_encoder_decoder id2label label2id problem_type _name_or_path transformers_version
     initializer_range use_cache attention_dropout
-""".split()  # noqa: SIM905
+""".split()  # noqa: SIM905  # a list would take a line for each name
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
 OTHER_TEXTS: dict[str, tuple[Any, ...]] = {
     "hidden_act": ACTIVATIONS,
@@ -223,7 +224,7 @@ class Checkpoint:
         artifact = export_model(str(self.path), self._out)
         size = min(LENGTH, artifact.manifest.dimensions.context)
         decoder = Decoder(artifact, threads=1)
-        return decoder.prefill(0, SHORT[:size], rows=size).logits
+        return prefill(decoder, 0, SHORT[:size], rows=size).logits
 
     def _wanted(self, size: int) -> tuple[Floats | None, str]:
         """What transformers computes, or the unchanged logits where it cannot."""

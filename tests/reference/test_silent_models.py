@@ -20,6 +20,7 @@ from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from tests.reference.test_architectures import TOLERANCE, liven, reference
+from tests.support.prefill import prefill
 from tests.support.small_checkpoints import LLAMA, tokenizer_json, write_gguf
 from tests.support.small_checkpoints import TOKENS as VOCABULARY
 
@@ -77,7 +78,7 @@ def expected(path: Path) -> np.ndarray:
 
 def exported(path: Path, out: Path) -> np.ndarray:
     """Logits [T, 260] of its artifact."""
-    return Decoder(export_model(str(path), out)).prefill(0, TOKENS, rows=len(TOKENS)).logits
+    return prefill(Decoder(export_model(str(path), out)), 0, TOKENS, rows=len(TOKENS)).logits
 
 
 def both_rotary(path: Path) -> None:
@@ -233,7 +234,7 @@ def test_no_value_of_a_key_makes_another_model(family: str, tmp_path: Path) -> N
                 wanted = expected(path)
             except (StrictDataclassError, TypeError, ValueError):  # transformers refuses it
                 continue
-            logits = Decoder(artifact).prefill(0, TOKENS, rows=len(TOKENS)).logits
+            logits = prefill(Decoder(artifact), 0, TOKENS, rows=len(TOKENS)).logits
             np.testing.assert_allclose(logits, wanted, atol=TOLERANCE, err_msg=f"{key}: {value}")
             equal += 1
     assert equal > 20  # else everything was refused

@@ -152,7 +152,7 @@ def test_named_templates_as_transformers_chooses_them(tmp_path: Path) -> None:
 
 @contextmanager
 def llama_cpp_tokenizer(path: Path) -> Iterator[Any]:
-    llama_cpp = pytest.importorskip("llama_cpp")
+    llama_cpp = pytest.importorskip("llama_cpp", reason="needs the extra `llamacpp`")
     with closing(llama_cpp.Llama(str(path), vocab_only=True, verbose=False)) as model:
         yield model
 
@@ -167,7 +167,7 @@ def test_smollm2_live() -> None:
 
 
 def test_sentencepiece_live(tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
+    pytest.importorskip("llama_cpp", reason="needs the extra `llamacpp`")
     from tests.reference.make_golden_tokens import write_vocabulary
 
     metadata = sentencepiece_metadata()

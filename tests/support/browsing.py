@@ -104,7 +104,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
     opened = []
 
     def open_it(service: Serving, *, faults_may: str = "", **options: object) -> Page:
-        page = browser.new_page(**options)  # type: ignore[arg-type]  # as the caller wants it
+        page = browser.new_page(**options)
         page.set_default_timeout(PATIENT_MS)
         opened.append((page, Sight(page, service.url), faults_may))
         page.goto(service.url)

@@ -82,3 +82,22 @@ def refusal(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -
 
 def device_run(pair: Pair, address: str, *more: object) -> subprocess.Popen[str]:
     return start("device", "run", "abc", "--draft", pair.draft, "--edge", address, *more)
+
+
+def orphan(target: Path, more: str = "") -> int:
+    """Run an `EdgeServer` in a process, and kill the process; return the server's pid.
+
+    more: further arguments of `EdgeServer`, in Python.
+    """
+    script = (
+        "import sys, time; from pilotfish import EdgeServer\n"
+        f"with EdgeServer({str(target)!r}{more}) as server:\n"
+        "    print(server.pid, flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    assert alive(pid)
+    process.kill()
+    process.communicate()
+    return pid

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -204,3 +205,13 @@ def await_sample(port: int, name: str, at_least: float, within_s: float = WAIT_S
         assert time.monotonic() < deadline, (name, value, scrape(port))
         time.sleep(0.05)
     return value
+
+
+def check_exposition(text: str) -> None:
+    """Let Prometheus's own `promtool` check what a daemon exposes, if it is installed."""
+    promtool = shutil.which("promtool")
+    if promtool is not None:
+        checked = subprocess.run(
+            [promtool, "check", "metrics"], input=text, text=True, capture_output=True, check=False
+        )
+        assert (checked.returncode, checked.stderr) == (0, "")

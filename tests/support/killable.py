@@ -22,7 +22,7 @@ def _witnessed(recorder, answer, number, at_s, round_, _record=Recorder.add_roun
 
 
 if __name__ == "__main__":
-    import onnxruntime  # noqa: F401  (nothing is opened with it before the fork)
+    import onnxruntime  # noqa: F401  # slow to import, so before the forks
 
     Recorder.add_round = _witnessed
     for line in sys.stdin:

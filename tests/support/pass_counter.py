@@ -13,7 +13,7 @@ class PassCounter:
 
     def __init__(self, model: LanguageModel) -> None:
         self._forward = model.forward
-        model.forward = self._counted  # type: ignore[method-assign]  # the method is replaced on this one model, to count its passes
+        model.forward = self._counted
         self.counts: list[int] = []
 
     def _counted(self, passes: Sequence[Pass]) -> list[Output]:

@@ -28,6 +28,7 @@ from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.export.split import split_artifact
 from pilotfish.wire.keys import EdgeKeys
 from tests.conftest import PADDED_VOCAB, VOCAB, Pair
+from tests.support.prefill import prefill
 from tests.support.relay import Relay
 from tests.support.tiny import tiny_artifact
 
@@ -251,7 +252,7 @@ def waited_for(row: Row, path: Path, *words: str, **how: Any) -> str:
 def whole_logits(decoder: Decoder, tokens: Sequence[int], rows: int) -> NDArray[np.float32]:
     """Compute the whole model's logits [rows, V] from empty slots."""
     decoder.rollback(0, 0)
-    return decoder.prefill(0, list(tokens), rows=rows).logits.copy()
+    return prefill(decoder, 0, list(tokens), rows=rows).logits.copy()
 
 
 class Answering(threading.Thread):

@@ -18,6 +18,17 @@ from pydantic import BaseModel, Field, Json, TypeAdapter
 from typing_extensions import TypedDict  # pydantic wants this one on Python 3.11
 
 
+class Robot(BaseModel):
+    """As `OBJECT` in `tests.support.writing`: finite texts, so that no answer is cut off."""
+
+    class Arm(BaseModel):
+        ab: Literal["ab", "ba"]
+        bad: bool
+
+    x: Arm
+    dd: list[Arm] = Field(max_length=2)
+
+
 class Colour(enum.Enum):
     RED = "red"
     BLUE = "blue"

@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import openai
 
+from pilotfish import EdgeServer
+from tests.conftest import Pair
 from tests.support import web
 from tests.support.forking import popen
 
@@ -100,6 +102,16 @@ def serving(draft: Path, edge: str | None, *flags: object, **environment: str) -
         yield started.wait_until_it_serves()
     finally:
         started.end()
+
+
+@contextmanager
+def two_lanes(pair: Pair) -> Iterator[Serving]:
+    """Serve with two lanes at an edge of its own."""
+    with (
+        EdgeServer(pair.target, threads=1) as edge,
+        serving(pair.draft, edge.endpoint, "--lanes", 2) as started,
+    ):
+        yield started
 
 
 def chat(client: openai.OpenAI, content: str = "hello", **options: Any) -> Any:

@@ -61,8 +61,9 @@ class Staged:
         assert end == len(states)
         return answers
 
-    def prefill(self, slot: int, tokens: Any, *, rows: int = 1) -> Output:
-        return self.forward([Pass(slot, np.asarray(tokens, np.int64), rows)])[0]
+    def check(self, passes: Sequence[Pass]) -> None:
+        for stage in self.stages:
+            stage.check(passes)
 
     def length(self, slot: int) -> int:
         lengths = {stage.length(slot) for stage in self.stages}

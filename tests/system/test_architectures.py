@@ -10,17 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.export.model import export_model
-from pilotfish.speculation.distributions import Sampling
 from tests.support.bridged import SMALL
 from tests.support.configs import read_config
-from tests.support.enumeration import p_value
 from tests.support.tiny import RandomSource
-from tests.system.test_lossless import LENGTH, PROMPT, THRESHOLD, VOCAB, law
+from tests.system.test_lossless import PROMPT, VOCAB, expect_law
 
 CONTEXT = 128
 ANSWERS = 300
@@ -90,16 +87,7 @@ def ends(
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["device", "across"])
 def test_answers_follow_the_targets_law(ends: Ends, text: str) -> None:
-    device, folder = getattr(ends, text), ends.folder
-    outcomes = law(folder / "target", Sampling(temperature=1.0))
-    counts = dict.fromkeys(outcomes, 0)
-    for seed in range(ANSWERS):
-        answer = device.generate(
-            PROMPT, protocol="tslt", temperature=1.0, window=2, max_tokens=LENGTH, seed=seed
-        )
-        counts[tuple(answer.tokens)] += 1
-    expected = np.array(list(outcomes.values())) * ANSWERS
-    assert p_value(np.array(list(counts.values())), expected) > THRESHOLD
+    expect_law(getattr(ends, text), ends.folder / "target", ANSWERS)
 
 
 @pytest.mark.parametrize("protocol", ["greedy", "ahead", "tree", "dssd"])

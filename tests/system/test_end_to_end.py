@@ -11,6 +11,7 @@ from pilotfish.cli.summary import report, summary
 from pilotfish.device_runtime.record import STAGES
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.wire import keys
+from tests.support.prefill import prefill
 from tests.support.thinned import thinned
 
 PROMPTS = ("Why is the sky blue?", "Write a Python function that adds two numbers.")
@@ -36,7 +37,7 @@ def assert_same(device, target, prompt, got, wanted):
     at = next(i for i, (a, b) in enumerate(zip(got, wanted, strict=False)) if a != b)
     tokens = np.concatenate([device.prompt(prompt).ids, np.array(wanted[:at], dtype=np.uint32)])
     decoder = Decoder(target)
-    logits = decoder.prefill(0, tokens.astype(np.int64), rows=1).logits[0]
+    logits = prefill(decoder, 0, tokens.astype(np.int64), rows=1).logits[0]
     gap = abs(float(logits[got[at]]) - float(logits[wanted[at]]))
     assert gap < TIE, f"token {at}: {got[at]} for {wanted[at]}, {gap} apart in their logits"
 
@@ -71,7 +72,7 @@ def test_stream_is_what_the_target_says_without_a_link(device, default_artifacts
     got = device.generate(PROMPTS[0], protocol="stream", max_tokens=12)
     decoder = Decoder(default_artifacts[1])
     ids = device.prompt(PROMPTS[0]).ids.astype(np.int64)
-    logits = decoder.prefill(0, ids, rows=1).logits[0]
+    logits = prefill(decoder, 0, ids, rows=1).logits[0]
     wanted = []
     for _ in range(12):
         wanted.append(int(logits.argmax()))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer, PilotfishError
-from pilotfish.speculation.distributions import Sampling
 from tests.bridge.test_drafter import OWN, THEIRS
-from tests.support.enumeration import p_value
 from tests.support.genai_folders import genai_artifact
 from tests.support.in_process import Reader, expect_the_same
-from tests.system.test_lossless import EOS, LENGTH, PROMPT, THRESHOLD, VOCAB, law
+from tests.system.test_lossless import EOS, PROMPT, VOCAB, expect_law
 
 CONTEXT = 128
 ANSWERS = 300
@@ -57,15 +54,7 @@ def test_answers_are_those_of_the_protocol_alone(pair, models):
 def test_answers_follow_the_targets_law(pair):
     """The law is that of our own engine's logits."""
     device, reference, _ = pair
-    outcomes = law(reference, Sampling(temperature=1.0))
-    counts = dict.fromkeys(outcomes, 0)
-    for seed in range(ANSWERS):
-        answer = device.generate(
-            PROMPT, protocol="tslt", temperature=1.0, window=2, max_tokens=LENGTH, seed=seed
-        )
-        counts[tuple(answer.tokens)] += 1
-    expected = np.array(list(outcomes.values())) * ANSWERS
-    assert p_value(np.array(list(counts.values())), expected) > THRESHOLD
+    expect_law(device, reference, ANSWERS)
 
 
 @pytest.mark.parametrize("protocol", ["greedy", "ahead", "dssd", "coupled"])

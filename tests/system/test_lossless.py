@@ -38,6 +38,19 @@ def pair(tmp_path_factory):
         yield device, folder
 
 
+def expect_law(device, target, answers):
+    """Assert that a device's sampled answers follow the target's law."""
+    outcomes = law(target, Sampling(temperature=1.0))
+    counts = dict.fromkeys(outcomes, 0)
+    for seed in range(answers):
+        answer = device.generate(
+            PROMPT, protocol="tslt", temperature=1.0, window=2, max_tokens=LENGTH, seed=seed
+        )
+        counts[tuple(answer.tokens)] += 1
+    expected = np.array(list(outcomes.values())) * answers
+    assert p_value(np.array(list(counts.values())), expected) > THRESHOLD
+
+
 def law(artifact, sampling):
     """That of a model's own answers."""
     decoder = Decoder(artifact)

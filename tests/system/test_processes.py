@@ -13,7 +13,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from itertools import product
@@ -34,6 +33,7 @@ from tests.support.commands import (
     command,
     complaint,
     device_run,
+    orphan,
     patience_s,
     start,
 )
@@ -190,18 +190,7 @@ def test_an_edge_interrupted_twice_does_not_load_to_the_end(default_target: Path
 
 
 def test_an_edge_goes_when_its_parent_is_killed(pair: Pair) -> None:
-    script = (
-        "import sys, time; from pilotfish import EdgeServer\n"
-        f"with EdgeServer({str(pair.target)!r}) as edge:\n"
-        "    print(edge.pid, flush=True); time.sleep(60)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    pid = int(process.stdout.readline())
-    assert alive(pid)
-    process.kill()
-    process.communicate()
-    await_end(pid)
+    await_end(orphan(pair.target))
 
 
 def test_an_edge_keeps_to_its_cores(pair: Pair) -> None:

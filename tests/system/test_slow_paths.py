@@ -151,7 +151,7 @@ def test_an_outage_of_seconds_ends_no_connection(far: Far) -> None:
     far.path.set(rtt_s=0.02)
     with far.device("wait", patience_s=20.0) as device:
         device.generate([1, 3, 2], **WISH)
-        connection = device._link.connection  # type: ignore[union-attr]  # it has an edge
+        connection = device._link.connection
 
         def outage() -> None:
             far.path.cut()
@@ -159,7 +159,7 @@ def test_an_outage_of_seconds_ends_no_connection(far: Far) -> None:
             far.path.restore()
 
         pauses(device, outage)
-        assert device._link.connection == connection  # type: ignore[union-attr]  # as above
+        assert device._link.connection == connection
 
 
 def test_another_address_goes_on_over_another_connection(far: Far) -> None:
@@ -184,7 +184,7 @@ def test_a_death_on_a_lan_shows_as_soon_as_ever(far: Far, what: str) -> None:
             began_s = time.monotonic()
             with pytest.raises(EdgeLostError):
                 list(pieces)
-            lost_ns = device._link.lost_ns  # type: ignore[union-attr]  # it has an edge
+            lost_ns = device._link.lost_ns
             assert lost_ns is not None
             assert lost_ns * 1e-9 - began_s < 1.5
         finally:

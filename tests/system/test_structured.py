@@ -273,7 +273,7 @@ def test_a_drafter_alone_never_says_what_is_forbidden(
     policy: dict[str, Any] = {"on_link_loss": "local"}
     with Device(writers.draft, relay.endpoint, threads=1, **policy) as device:
         text = ""
-        with pytest.raises(BadGrammarError):  # noqa: PT012  # in the midst of a stream
+        with pytest.raises(BadGrammarError):  # noqa: PT012  # raised while the stream is read
             requests: dict[str, Any] = {"max_tokens": 31, "grammar": grammar}
             for piece in device.stream(
                 PROMPTS[0], protocol="local" if alone else "greedy", **requests

@@ -8,6 +8,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer, PilotfishError
 from pilotfish.engines.onnx_decoder import Decoder
+from tests.support.prefill import prefill
 from tests.support.registered import LOSSLESS, sampling_only, temperature_of
 from tests.support.tiny import tiny_artifact
 
@@ -190,5 +191,5 @@ def test_the_targets_kv_follow_the_accepted_path(tmp_path):
     while len(wanted) < len(got):
         decoder.rollback(0, 0)
         tokens = np.array([*PROMPT, *wanted], dtype=np.int64)
-        wanted.append(int(decoder.prefill(0, tokens).logits[0].argmax()))
+        wanted.append(int(prefill(decoder, 0, tokens).logits[0].argmax()))
     assert got == wanted

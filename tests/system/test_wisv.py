@@ -30,6 +30,7 @@ from tests.bridge.test_drafter import OWN, THEIRS
 from tests.conftest import CONTEXT, HIDDEN, Pair
 from tests.support.hostile import PROMPT
 from tests.support.judging import random_head, saved
+from tests.support.prefill import prefill
 from tests.support.thinned import thinned
 from tests.support.tiny import tiny_artifact
 
@@ -289,7 +290,7 @@ def test_the_states_are_those_of_the_drafted_tokens(pair: Pair) -> None:
         draft = drafter.draft(ids, (1,) * window, PROTOCOL_REGISTRY["wisv-full"], law, ends=())
         assert draft.states is not None or draft.reader is not None
         text = np.concatenate([ids, draft.ids])
-        wanted = fresh.prefill(0, text.astype(np.int64), rows=len(text)).hidden[len(ids) :]
+        wanted = prefill(fresh, 0, text.astype(np.int64), rows=len(text)).hidden[len(ids) :]
         np.testing.assert_allclose(draft.read_states(np.arange(window)), wanted, atol=1e-4)
         some = np.arange(0, window, 2)
         np.testing.assert_array_equal(

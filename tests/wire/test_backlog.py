@@ -13,27 +13,16 @@ import pytest
 import zmq
 
 from pilotfish.wire import messages as m
-from pilotfish.wire.connections import Bounds
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.transport import Envelope, Listener
 from tests.support.hostile import RawClient
+from tests.support.listening import listening
 
 MESSAGE = 1 << 20
 FILLER = bytes(8192)
 FLOOD_S = 3.0
 MOST_LEFT = 4  # connections of the flood
 PACE_S = 0.002  # for a message: a twentieth of what the flood brings
-
-
-@contextmanager
-def listening(keys: EdgeKeys | None = None, message: int = MESSAGE) -> Iterator[Listener]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    listener = Listener(context, "tcp://127.0.0.1:0", keys, Bounds(64, 32, message))
-    try:
-        yield listener
-    finally:
-        listener.close()
-        context.destroy(linger=0)
 
 
 def turn(listener: Listener) -> Envelope | None:
@@ -83,7 +72,7 @@ def test_a_flood_that_is_taken_in_slowly(keyed: bool, key_folders: dict[str, Pat
     names = ("alice", "bob") if keyed else ()
     alice, bob = (DeviceKeys.load(key_folders[name]) for name in names) if keyed else (None, None)
     keys = EdgeKeys.load(key_folders["edge"]) if keyed else None
-    with listening(keys) as listener, RawClient(listener.endpoint, alice) as friend:
+    with listening(keys, MESSAGE) as listener, RawClient(listener.endpoint, alice) as friend:
         friend.say(m.Ping(nonce=0))
         served: list[Envelope] = []
         await_(listener, lambda: (got := turn(listener)) and served.append(got) is None)
@@ -111,7 +100,7 @@ def test_a_flood_that_is_taken_in_slowly(keyed: bool, key_folders: dict[str, Pat
 
 def test_a_peer_that_ends_its_connection_is_served() -> None:
     """Even though more than a message's bytes wait, and it is gone before they are looked at."""
-    with listening() as listener:
+    with listening(message_bytes=MESSAGE) as listener:
         client = RawClient(listener.endpoint)
         client.socket.linger = 5000
         for _ in range(80):
@@ -127,7 +116,7 @@ def test_a_peer_that_ends_its_connection_is_served() -> None:
 
 def test_what_was_left_is_forgotten_once_all_was_taken_in() -> None:
     """Then newcomers are let in again, whom the kernel turned away before."""
-    with listening() as listener:
+    with listening(message_bytes=MESSAGE) as listener:
         with flooding(listener.endpoint, None):
             end_s = time.monotonic() + 60.0
             while not listener.connections.backlog.is_full():

@@ -11,25 +11,17 @@ import pytest
 
 from pilotfish.wire.link import attempts
 from pilotfish.wire.link.attempts import DualStack
-
-
-class Clock:
-    """Stands in for `time`."""
-
-    now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
+from tests.support.set_clock import SetClock
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    clock = SetClock()
     monkeypatch.setattr(attempts, "time", clock)
     return clock
 
 
-def test_families_take_turns_and_pause_after_both(clock: Clock) -> None:
+def test_families_take_turns_and_pause_after_both(clock: SetClock) -> None:
     stack, families, pauses = DualStack("tcp://edge.example:7077"), [], []
     families.append(stack.ipv6)
     for _ in range(9):
@@ -51,7 +43,7 @@ def test_families_take_turns_and_pause_after_both(clock: Clock) -> None:
         stack.switch_family()
 
 
-def test_more_failures_of_one_family_do_not_put_off_the_other(clock: Clock) -> None:
+def test_more_failures_of_one_family_do_not_put_off_the_other(clock: SetClock) -> None:
     stack = DualStack("tcp://edge.example:7077")
     stack.note_failed()
     stack.switch_family()
@@ -62,7 +54,7 @@ def test_more_failures_of_one_family_do_not_put_off_the_other(clock: Clock) -> N
     assert stack.due
 
 
-def test_a_family_that_led_somewhere_stays_until_it_fails(clock: Clock) -> None:
+def test_a_family_that_led_somewhere_stays_until_it_fails(clock: SetClock) -> None:
     stack = DualStack("tcp://edge.example:7077")
     stack.note_failed()
     assert stack.switch_family()
@@ -85,7 +77,7 @@ def test_a_family_that_led_somewhere_stays_until_it_fails(clock: Clock) -> None:
         ("inproc://edge", False),
     ],
 )
-def test_an_address_keeps_its_family(clock: Clock, endpoint: str, ipv6: bool) -> None:
+def test_an_address_keeps_its_family(clock: SetClock, endpoint: str, ipv6: bool) -> None:
     stack = DualStack(endpoint)
     for _ in range(3):
         stack.note_failed()

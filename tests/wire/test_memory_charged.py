@@ -18,7 +18,6 @@ import zmq
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
-from pilotfish.wire.connections import Bounds
 from pilotfish.wire.io_memory import OverheadMeter
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.link.tcp import Volume
@@ -26,7 +25,9 @@ from pilotfish.wire.memory_watch import MemorySample, ReceiveCounter
 from pilotfish.wire.peer_connection import UNFINISHED
 from pilotfish.wire.transport import Envelope, Listener
 from tests.support.hostile import RawClient
+from tests.support.listening import listening
 
+Ends = tuple[EdgeKeys | None, DeviceKeys | None]
 MESSAGE = 1_000_000
 # ZeroMQ hears nothing of a peer within a frame, which must not take longer than its patience.
 FRAMES = [bytes(MESSAGE // 8)] * 8
@@ -35,17 +36,6 @@ GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"
 READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
 PART = b"\x03" + struct.pack(">Q", 20_000) + bytes(20_000)
 TINY, SMALL = b"\x01\x00" * 30_000, b"\x01\x22" + b"x" * 34  # 2 and 36 bytes a frame
-
-
-@contextmanager
-def listening(keys: EdgeKeys | None = None, message_bytes: int = 64 << 20) -> Iterator[Listener]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    listener = Listener(context, "tcp://127.0.0.1:0", keys, Bounds(64, 32, message_bytes))
-    try:
-        yield listener
-    finally:
-        listener.close()
-        context.destroy(linger=0)
 
 
 @contextmanager
@@ -108,12 +98,16 @@ def shake_hands(endpoint: str, host: str = "127.0.0.1") -> socket.socket:
     return connection
 
 
-@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
-def test_a_device_is_not_charged_what_its_edge_does(
-    encrypted: bool, key_folders: dict[str, Path]
-) -> None:
-    ours = EdgeKeys.load(key_folders["edge"]) if encrypted else None
-    theirs = DeviceKeys.load(key_folders["alice"]) if encrypted else None
+@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+def ends(request: pytest.FixtureRequest, key_folders: dict[str, Path]) -> Ends:
+    """The keys of an edge and of its device, or none."""
+    if not request.param:
+        return None, None
+    return EdgeKeys.load(key_folders["edge"]), DeviceKeys.load(key_folders["alice"])
+
+
+def test_a_device_is_not_charged_what_its_edge_does(ends: Ends) -> None:
+    ours, theirs = ends
     with (
         listening(ours) as listener,
         Emulator(listener.endpoint, Conditions(up_bps=BPS)) as link,
@@ -127,12 +121,8 @@ def test_a_device_is_not_charged_what_its_edge_does(
         assert not listener.connections.cuts
 
 
-@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
-def test_an_edge_is_not_charged_what_its_device_does(
-    encrypted: bool, key_folders: dict[str, Path]
-) -> None:
-    ours = EdgeKeys.load(key_folders["edge"]) if encrypted else None
-    theirs = DeviceKeys.load(key_folders["alice"]) if encrypted else None
+def test_an_edge_is_not_charged_what_its_device_does(ends: Ends) -> None:
+    ours, theirs = ends
     with (
         listening(ours) as listener,
         Emulator(listener.endpoint, Conditions(down_bps=BPS)) as link,

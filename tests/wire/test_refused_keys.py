@@ -9,26 +9,20 @@ import pytest
 
 from pilotfish.wire import refused_keys as module
 from pilotfish.wire.refused_keys import RefusedKeys
+from tests.support.set_clock import SetClock
 
 BOARD, STRANGER = b"b" * 40, b"s" * 40
 
 
-class Clock:
-    now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
+    clock = SetClock()
     monkeypatch.setattr(module, "time", clock)
     return clock
 
 
 def test_a_key_that_was_on_the_list_is_named_and_the_command_with_it(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    clock: SetClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = RefusedKeys()
     refused.add_names({BOARD: "kitchen"})
@@ -47,7 +41,7 @@ def test_a_key_that_was_on_the_list_is_named_and_the_command_with_it(
 
 
 def test_a_key_that_comes_again_and_again_is_a_line_in_ten_minutes(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    clock: SetClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = RefusedKeys()
     for _ in range(1300):
@@ -57,7 +51,9 @@ def test_a_key_that_comes_again_and_again_is_a_line_in_ten_minutes(
     assert "and 599 times before" in caplog.records[1].message
 
 
-def test_a_key_on_the_list_is_only_counted(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_on_the_list_is_only_counted(
+    clock: SetClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is shut out for a minute; `keys allow` would say that it is on the list."""
     refused = RefusedKeys()
     refused.add_names({BOARD: "kitchen"})
@@ -67,7 +63,7 @@ def test_a_key_on_the_list_is_only_counted(clock: Clock, caplog: pytest.LogCaptu
 
 
 def test_strangers_hide_no_device_and_become_rare(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    clock: SetClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = RefusedKeys()
     refused.add_names({BOARD: "kitchen"})
@@ -88,7 +84,7 @@ def test_strangers_hide_no_device_and_become_rare(
 
 
 def test_a_name_of_any_kind_can_be_copied_from_the_log(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    clock: SetClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = RefusedKeys()
     refused.add_names({BOARD: "Bob's board; rm"})
@@ -98,7 +94,7 @@ def test_a_name_of_any_kind_can_be_copied_from_the_log(
 
 
 def test_strangers_without_number_are_a_line_a_second_and_bounded(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+    clock: SetClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     refused = RefusedKeys()
     for number in range(5000):

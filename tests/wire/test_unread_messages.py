@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from pilotfish.wire.channel import EdgeChannel
-from pilotfish.wire.socket_events import next_event
+from pilotfish.wire.link.tcp import next_event
 from tests.support.daemons import free_port
 
 MESSAGES = 100

@@ -13,6 +13,7 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.progress import ProgressDisplay
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.cli.summary import add_rows
 from pilotfish.edge_runtime.relaxation_file import (
     Outcome,
     RelaxationCard,
@@ -164,8 +165,7 @@ def _table(card: RelaxationCard) -> Table:
     table = Table(caption=f"τ = {card.tau:g}, temperature {card.temperature:g}, γ = {card.window}")
     for heading in ("", "chosen by", "held out"):
         table.add_column(heading, justify="right" if heading else "left")
-    for name, cell in _ROWS:
-        table.add_row(name, cell(card.chosen), cell(card.kept_out))
+    add_rows(table, _ROWS, (card.chosen, card.kept_out))
     return table
 
 

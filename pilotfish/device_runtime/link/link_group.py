@@ -11,7 +11,7 @@ from pathlib import Path
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.link.connectivity import REFUSALS, Connectivity, LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.retry import CancelToken, RetryPolicy
+from pilotfish.device_runtime.link.retry import FAIL, CancelToken, RetryPolicy
 from pilotfish.wire.address import require_address
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.transport import is_loopback
@@ -111,3 +111,18 @@ def load_keys(edge: str, folder: str | Path | None) -> DeviceKeys | None:
             "device.key; copy edge.pub from the edge."
         )
     return DeviceKeys.load(Path(folder)) if folder is not None else None
+
+
+def connect(edge: str, keys: str | Path | None, patience_s: float | None = None) -> EdgeLink:
+    """Connect to an edge with the keys in this folder; beyond loopback, keys are required.
+
+    patience_s: seconds to wait for an absent edge or a late reply; None: as under policy "fail".
+    """
+    patience = FAIL if patience_s is None else RetryPolicy.from_policy("wait", patience_s)
+    link = EdgeLink(edge, load_keys(edge, keys), patience)
+    try:
+        link.connect()
+    except BaseException:
+        link.close()
+        raise
+    return link

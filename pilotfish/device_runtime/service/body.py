@@ -7,13 +7,24 @@ A route declares a subclass of `BodyFields` with its own fields. `read_body` add
 `wire.request.Request` and, in the object ``pilotfish``, options of protocol and drafter and the
 protocols' own options. If this object names a protocol, the service's defaults for its other
 options do not apply. If it sets any option of ``auto``, none of the service's defaults for ``auto``
-apply.
+apply. A body may set one grammar for its answer: by OpenAI's ``response_format`` or
+``text.format``, or by vLLM's ``structured_outputs``.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
-from typing import Annotated, Any, ClassVar, Final, TypeAlias, TypeVar, cast, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import structs
@@ -22,12 +33,6 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.reading import without_bom
 from pilotfish.base.settings import settings
 from pilotfish.device_runtime.plan import Auto, expect_effective
-from pilotfish.device_runtime.service.formats import (
-    Format,
-    FormatOfText,
-    StructuredOutputs,
-    grammar_of,
-)
 from pilotfish.device_runtime.service.prompts import (
     bad_value,
     present_fields,
@@ -35,6 +40,8 @@ from pilotfish.device_runtime.service.prompts import (
     unknown_name,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
+from pilotfish.speculation.logits_options import Grammar
+from pilotfish.wire.messages import MAX_GRAMMAR
 from pilotfish.wire.protocols import ProtocolOptions, option_types
 from pilotfish.wire.request import AUTO, AutoOptions, Request
 
@@ -43,6 +50,50 @@ _ABSENT = msgspec.Raw()
 
 Values: TypeAlias = Mapping[str, tuple[object, ...]]  # unsupported field → values without effect
 Stop = Annotated[str, msgspec.Meta(max_length=_STOP_CHARACTERS)]
+Grammatical = Annotated[str, msgspec.Meta(max_length=MAX_GRAMMAR)]
+
+
+class _NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """OpenAI's ``json_schema``; name, description and ``strict`` have no effect."""
+
+    schema: msgspec.Raw
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """A ``response_format`` without a constraint."""
+
+
+class ObjectFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
+    """A format of any JSON object, or of JSON by a schema (llama.cpp's addition)."""
+
+    schema: msgspec.Raw = msgspec.Raw(b'{"type": "object"}')
+
+
+class SchemaFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    """A format of JSON by a schema, as ``response_format`` has it."""
+
+    json_schema: _NamedSchema
+
+
+class FlatFormat(_NamedSchema, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    """A format of JSON by a schema, as ``text.format`` has it."""
+
+
+Format: TypeAlias = TextFormat | ObjectFormat | SchemaFormat
+FormatOfText: TypeAlias = TextFormat | ObjectFormat | FlatFormat
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """VLLM's ``structured_outputs``; a request may set one of the fields."""
+
+    json: msgspec.Raw = msgspec.Raw(b"null")
+    json_object: Literal[True] | None = None
+    regex: Grammatical | None = None
+    choice: Annotated[list[Grammatical], msgspec.Meta(min_length=1, max_length=4096)] | None = None
+    grammar: Grammatical | None = None
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -158,12 +209,51 @@ def request_of(
 ) -> Request:
     """Return the request that a body states. defaults: the service's own options."""
     changes = _present(body, _IN_BODY)
-    if (grammar := grammar_of(format, body.structured_outputs)) is not None:
+    if (grammar := _grammar_of(format, body.structured_outputs)) is not None:
         changes["grammar"] = grammar
     if body.stop is not None:
         changes["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     request = structs.replace(defaults, **changes)
     return request if body.pilotfish is None else _with_object(request, body.pilotfish)
+
+
+def _grammar_of(
+    format: Format | FormatOfText | None, structured: StructuredOutputs | None
+) -> Grammar | None:
+    """Return the answer's grammar; refuse a request that sets two."""
+    grammars = []
+    match format:
+        case ObjectFormat(schema=schema):
+            grammars.append(Grammar.from_schema(_text_of(schema)))
+        case SchemaFormat(json_schema=named) | (FlatFormat() as named):
+            grammars.append(Grammar.from_schema(_text_of(named.schema)))
+    if structured is not None:
+        if bytes(structured.json) != b"null":
+            grammars.append(Grammar.from_schema(_text_of(structured.json)))
+        if structured.json_object:
+            grammars.append(Grammar.from_schema({"type": "object"}))
+        if structured.regex is not None:
+            grammars.append(Grammar("regex", structured.regex))
+        if structured.choice is not None:
+            grammars.append(Grammar.from_choices(structured.choice))
+        if structured.grammar is not None:
+            grammars.append(Grammar("lark", structured.grammar))
+    if len(grammars) > 1:
+        raise bad_request(
+            "structured_outputs",
+            "A request may set only one format for the answer: response_format (in /v1/responses "
+            "text.format), or one field of structured_outputs.",
+        )
+    return grammars[0] if grammars else None
+
+
+def _text_of(schema: msgspec.Raw) -> str:
+    """Return a schema's text; the request has it as JSON, or as a string that contains JSON."""
+    try:
+        text = bytes(schema).decode("utf-8")
+        return msgspec.json.decode(text, type=str) if text.startswith('"') else text
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise bad_request("json", f"The schema is not a valid JSON string: {error}.") from None
 
 
 def _present(fields: msgspec.Struct, names: Iterable[str]) -> dict[str, Any]:

@@ -17,8 +17,14 @@ from msgspec import structs
 
 from pilotfish.bridge import PromptInput, Talk
 from pilotfish.device_runtime.plan import plan
-from pilotfish.device_runtime.service.body import BodyFields, Values, read_body, request_of
-from pilotfish.device_runtime.service.formats import Format, FormatOfText
+from pilotfish.device_runtime.service.body import (
+    BodyFields,
+    Format,
+    FormatOfText,
+    Values,
+    read_body,
+    request_of,
+)
 from pilotfish.device_runtime.service.prompts import (
     Effort,
     MessageFields,

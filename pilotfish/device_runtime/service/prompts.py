@@ -153,8 +153,7 @@ class TextPart(msgspec.Struct):
 def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = TextPart) -> str:
     """Read a message's content: a text, or parts of type ``part``. where: the field's path."""
     try:
-        # `part` is a variable, which type checkers do not accept as a type
-        kind: Any = str | list[part] | None  # type: ignore[valid-type]
+        kind: Any = str | list[part] | None  # type: ignore[valid-type]  # `part` is a variable
         content = msgspec.json.decode(value or b"null", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError):
         if bytes(memoryview(value)[:1]) == b"[":

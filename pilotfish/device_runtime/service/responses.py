@@ -11,8 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 
 from pilotfish.bridge import Talk
-from pilotfish.device_runtime.service.body import BodyFields, Values, read_body
-from pilotfish.device_runtime.service.formats import FormatOfText, TextFormat
+from pilotfish.device_runtime.service.body import (
+    BodyFields,
+    FormatOfText,
+    TextFormat,
+    Values,
+    read_body,
+)
 from pilotfish.device_runtime.service.openai import (
     MESSAGES,
     CompletionRequest,

@@ -7,18 +7,18 @@ the edge.
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
 import zmq
 
 from pilotfish.base.errors import MalformedError, TargetLostError, UnsupportedError
-from pilotfish.base.version import SOFTWARE
-from pilotfish.edge_runtime.node.work import NodeWork, add_compute_time
+from pilotfish.edge_runtime.node.work import NodeWork, add_compute_time, make_ready
 from pilotfish.edge_runtime.steps import WorkFrames, decode_works, engine_refusals
 from pilotfish.engines.engine import StageEngine
 from pilotfish.wire.channel import EdgeChannel
 from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, decode_hidden, encode_hidden
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.nodes import VERSION, Attach, Ready, Refused, Step, decode_report
+from pilotfish.wire.nodes import Attach, Refused, Step, decode_report
 from pilotfish.wire.transport import is_loopback
 
 _JOIN_S = 10.0  # time limit (s) for connecting to the next stage
@@ -51,16 +51,8 @@ class StageWork(NodeWork):
         self._join_by_s = 0.0
         # number of the channel's connection over which the next stage was reached; 0: not reached
         self._reached = 0
-        self.ready = Ready(
-            version=VERSION,
-            software=SOFTWARE,
-            model=manifest.model,
-            digest=manifest.digest,
-            tokenizer=manifest.tokenizer_fingerprint,
-            vocab_size=manifest.vocab_size,
-            hidden_size=stage.answer_width,
-            slots=stage.slots,
-            context=stage.context,
+        self.ready = msgspec.structs.replace(
+            make_ready(stage, stage.answer_width),
             stage=cut.index,
             stages=cut.count,
             first_layer=cut.first_layer,

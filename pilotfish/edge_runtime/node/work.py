@@ -7,8 +7,11 @@ from collections.abc import Sequence
 import msgspec
 import zmq
 
+from pilotfish.base.version import SOFTWARE
+from pilotfish.engines.language_model import LanguageModel
+from pilotfish.engines.stage import Stage
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.nodes import Attach, Ready, Step
+from pilotfish.wire.nodes import VERSION, Attach, Ready, Step
 
 
 class NodeWork(ABC):
@@ -50,3 +53,19 @@ def add_compute_time(step: Step, begun_ns: int) -> Step:
     """Add this node's computing time since ``begun_ns`` to the step."""
     spent_ns = time.monotonic_ns() - begun_ns
     return msgspec.structs.replace(step, compute_ns=[*step.compute_ns, spent_ns])
+
+
+def make_ready(part: LanguageModel | Stage, hidden_size: int) -> Ready:
+    """Describe a node's model or stage, and its slots. hidden_size: width of a row it returns."""
+    manifest = part.artifact.manifest
+    return Ready(
+        version=VERSION,
+        software=SOFTWARE,
+        model=manifest.model,
+        digest=manifest.digest,
+        tokenizer=manifest.tokenizer_fingerprint,
+        vocab_size=manifest.vocab_size,
+        hidden_size=hidden_size,
+        slots=part.slots,
+        context=part.context,
+    )

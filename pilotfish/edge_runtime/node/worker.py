@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pilotfish.base.errors import MalformedError, UnsupportedError
-from pilotfish.base.version import SOFTWARE
-from pilotfish.edge_runtime.node.work import NodeWork
+from pilotfish.edge_runtime.node.work import NodeWork, make_ready
 from pilotfish.edge_runtime.steps import WorkFrames, decode_works, engine_refusals
 from pilotfish.engines.engine import Engine
 from pilotfish.speculation.ensemble import TopRows, top_rows
 from pilotfish.wire.codecs.topk import TOPK_FORMATS, encode_topk
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.nodes import VERSION, Attach, Ready, Step
+from pilotfish.wire.nodes import Attach, Step
 
 
 class Worker(NodeWork):
@@ -22,22 +21,11 @@ class Worker(NodeWork):
     """
 
     def __init__(self, engine: Engine, feed_watchdog: Callable[[], None] = lambda: None) -> None:
-        manifest = engine.model.artifact.manifest
         self._engine = engine
         self._feed_watchdog = feed_watchdog
-        self._vocab = manifest.vocab_size
+        self._vocab = engine.model.vocab_size
         self._k, self._values = 0, ""
-        self.ready = Ready(
-            version=VERSION,
-            software=SOFTWARE,
-            model=manifest.model,
-            digest=manifest.digest,
-            tokenizer=manifest.tokenizer_fingerprint,
-            vocab_size=manifest.vocab_size,
-            hidden_size=engine.model.hidden_size,
-            slots=engine.model.slots,
-            context=engine.model.context,
-        )
+        self.ready = make_ready(engine.model, engine.model.hidden_size)
 
     def attach(self, attach: Attach) -> None:
         """Empty the slots, and set K and the format of the probabilities."""

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from pilotfish.engines.manifest import Source
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
-from pilotfish.export.model_config import ModelConfig
-from pilotfish.export.sources.source import WeightSource
+from pilotfish.export.sources.source import PartOfSource, WeightSource
 from pilotfish.export.weights import EMBEDDING, HEAD, HEAD_BIAS
 
 
-class CutHead:
+class CutHead(PartOfSource):
     """A `WeightSource` that wraps a whole model's source and cuts the head.
 
     Raises:
@@ -37,30 +36,24 @@ class CutHead:
             )
         if tokens[0] < 0 or tokens[-1] >= whole.vocab_size or (np.diff(tokens) <= 0).any():
             raise ExportError("the tokens of a cut head must ascend within the vocabulary")
-        self._whole, self._tokens = whole, tokens
+        self._tokens = tokens
         self._head = EMBEDDING if config.tied else HEAD
-        self.config: ModelConfig = msgspec.structs.replace(
-            config, tied=False, head_tokens=len(tokens)
+        super().__init__(
+            whole, msgspec.structs.replace(config, tied=False, head_tokens=len(tokens))
         )
-        self.tokenizer_json = whole.tokenizer_json
-        self.vocab_size = whole.vocab_size
-        self.chat_template, self.chat_templates = whole.chat_template, whole.chat_templates
-        self.special_tokens = whole.special_tokens
-        self.bos_id = whole.bos_id
-        self.eos_ids = whole.eos_ids
 
     @property
     def description(self) -> Source:
         """The origin of the whole model, unchanged."""
-        return self._whole.description
+        return self.whole.description
 
     def names(self) -> Collection[str]:
         """Return the names of the whole model's weights, and of an untied head."""
-        return [*(name for name in self._whole.names() if name != HEAD), HEAD]
+        return [*(name for name in self.whole.names() if name != HEAD), HEAD]
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """Read a weight. Of the head, read only the rows of the kept tokens."""
-        weight = self._whole.tensor(self._head if name == HEAD else name)
+        weight = self.whole.tensor(self._head if name == HEAD else name)
         return weight[self._tokens] if name in {HEAD, HEAD_BIAS} else weight
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
@@ -68,15 +61,11 @@ class CutHead:
         if name in {HEAD, HEAD_BIAS}:
             yield self.tensor(name)
         else:
-            yield from self._whole.rows(name)
-
-    def blocks(self) -> Collection[str]:
-        """Return the block types of the whole model's weights."""
-        return self._whole.blocks()
+            yield from self.whole.rows(name)
 
     def quantized(self, name: str) -> Quantized | None:
         """Read a weight's blocks. Of the head, read only the rows of the kept tokens."""
         if name != HEAD:
-            return self._whole.quantized(name)
-        blocks = self._whole.quantized(self._head)
+            return self.whole.quantized(name)
+        blocks = self.whole.quantized(self._head)
         return None if blocks is None else blocks.take(self._tokens)

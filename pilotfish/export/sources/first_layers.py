@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from pilotfish.engines.manifest import Source
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
-from pilotfish.export.model_config import ModelConfig
-from pilotfish.export.sources.source import WeightSource
+from pilotfish.export.sources.source import PartOfSource, WeightSource
 from pilotfish.export.weight_sizes import LAYER
 from pilotfish.export.weights import TOKEN_PROJECTION, TOKEN_TABLE
 
 
-class FirstLayers:
+class FirstLayers(PartOfSource):
     """A `WeightSource` that wraps a whole model's source and cuts its layers.
 
     Raises:
@@ -36,26 +35,18 @@ class FirstLayers:
                 f"{config.name} has {config.layers} layers: 1 to {config.layers - 1} layers "
                 f"can be kept, not {layers}"
             )
-        self._whole = whole
         self._layers = layers
-        self.config: ModelConfig = msgspec.structs.replace(
-            config, layers=layers, name=f"{config.name}-{layers}-of-{config.layers}-layers"
-        )
-        self.tokenizer_json = whole.tokenizer_json
-        self.vocab_size = whole.vocab_size
-        self.chat_template, self.chat_templates = whole.chat_template, whole.chat_templates
-        self.special_tokens = whole.special_tokens
-        self.bos_id = whole.bos_id
-        self.eos_ids = whole.eos_ids
+        name = f"{config.name}-{layers}-of-{config.layers}-layers"
+        super().__init__(whole, msgspec.structs.replace(config, layers=layers, name=name))
 
     @property
     def description(self) -> Source:
         """The whole model's origin, with the number of layers."""
-        return msgspec.structs.replace(self._whole.description, first_layers=self._layers)
+        return msgspec.structs.replace(self.whole.description, first_layers=self._layers)
 
     def names(self) -> Collection[str]:
         """Return the names of the remaining weights."""
-        return [name for name in self._whole.names() if self._keeps(name)]
+        return [name for name in self.whole.names() if self._keeps(name)]
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """Read a remaining weight.
@@ -66,7 +57,7 @@ class FirstLayers:
             raise ExportError(f"{self.config.name} has no weight {name}")
         if name == TOKEN_TABLE:
             return np.concatenate(list(self.rows(name)))
-        weight = self._whole.tensor(name)
+        weight = self.whole.tensor(name)
         return weight[: self._inputs] if name == f"{TOKEN_PROJECTION}.weight" else weight
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
@@ -74,12 +65,8 @@ class FirstLayers:
         if name != TOKEN_TABLE or self.config.token_inputs is None:
             yield self.tensor(name)
             return
-        for part in self._whole.rows(name):
+        for part in self.whole.rows(name):
             yield part[:, : self._layers * self.config.token_inputs.width]
-
-    def blocks(self) -> Collection[str]:
-        """Return the block types of the whole model's weights."""
-        return self._whole.blocks()
 
     def quantized(self, name: str) -> Quantized | None:
         """Read the blocks of a remaining weight; None if the cut could divide a block."""
@@ -87,7 +74,7 @@ class FirstLayers:
             raise ExportError(f"{self.config.name} has no weight {name}")
         if name == TOKEN_TABLE:
             return None  # a block may belong to two layers
-        blocks = self._whole.quantized(name)
+        blocks = self.whole.quantized(name)
         if blocks is None or name != f"{TOKEN_PROJECTION}.weight":
             return blocks
         return blocks.take(np.arange(self._inputs))

@@ -101,3 +101,26 @@ class WeightSource(Protocol):
             ExportError: if the weight does not exist, or its blocks cannot be kept.
         """
         ...
+
+
+class PartOfSource:
+    """The base of sources that select some weights of another source, and keep all else of it.
+
+    Attributes:
+        whole: the other source.
+        config: configuration of the model that remains.
+    """
+
+    def __init__(self, whole: WeightSource, config: ModelConfig) -> None:
+        self.whole = whole
+        self.config = config
+        self.tokenizer_json = whole.tokenizer_json
+        self.vocab_size = whole.vocab_size
+        self.chat_template, self.chat_templates = whole.chat_template, whole.chat_templates
+        self.special_tokens = whole.special_tokens
+        self.bos_id = whole.bos_id
+        self.eos_ids = whole.eos_ids
+
+    def blocks(self) -> Collection[str]:
+        """Return the block types of the whole model's weights."""
+        return self.whole.blocks()

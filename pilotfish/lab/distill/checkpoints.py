@@ -42,7 +42,8 @@ def restore(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Read a file's tensors and facts; raise `RunFileError` if the file is damaged."""
     facts = restore_facts(path)
     with safe_open(path, "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+        names = file.keys()  # `file` itself cannot be iterated
+        return {name: file.get_tensor(name) for name in names}, facts
 
 
 def restore_facts(path: Path) -> dict[str, Any]:

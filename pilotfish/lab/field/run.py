@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -248,7 +247,7 @@ class Run:
             yield answer
 
     def _answer(self, row: sqlite3.Row) -> Answer:
-        values = {name: row[name] for name in row.keys()}  # noqa: SIM118  (a Row iterates values)
+        values = {name: row[name] for name in row.keys()}  # noqa: SIM118  # a Row iterates its values
         values["warm_up"], values["finished"] = bool(row["warm_up"]), bool(row["finished"])
         for name in ("link", "choice"):
             if values[name] is not None:
@@ -273,12 +272,7 @@ class Run:
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

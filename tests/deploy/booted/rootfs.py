@@ -24,7 +24,7 @@ LIMIT_S = 900.0  # for debootstrap: seconds with a mirror nearby, minutes on a b
 _LINE = re.compile(r"^deb\s+(?:\[[^]]*\]\s+)?(\S+)\s+(\S+)", re.MULTILINE)
 
 
-class Impossible(Exception):  # noqa: N818  # a reason to skip, not a fault
+class Impossible(Exception):  # noqa: N818  # it is a reason to skip tests, not an error
     """Why no system can be booted here, in a sentence."""
 
 

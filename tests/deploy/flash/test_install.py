@@ -215,7 +215,7 @@ def _link(bundle: Path, path: str) -> None:
 
 def _other_wheel(bundle: Path, **options: object) -> None:
     (bundle / "wheels/odd-1.0-py3-none-any.whl").unlink()
-    write_wheel(bundle / "wheels", "odd", **{"files": {"odd.py": b"1"}, **options})  # type: ignore[arg-type]  # as given
+    write_wheel(bundle / "wheels", "odd", **{"files": {"odd.py": b"1"}, **options})
     seal(bundle)
 
 
@@ -238,7 +238,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "other role": (lambda b: _edit(b, lambda m: m.update(role="root")), "damaged"),
     "later format": (lambda b: _edit(b, lambda m: m.update(format=2)), "format 2"),
     "setuid": (
-        lambda b: _edit(b, lambda m: m["files"][WHEEL].update(mode=0o4755)),  # type: ignore[index]  # JSON
+        lambda b: _edit(b, lambda m: m["files"][WHEEL].update(mode=0o4755)),
         "damaged: its entry",
     ),
     "key twice": (
@@ -330,7 +330,7 @@ def test_a_bundle_for_another_board_is_refused(
 ) -> None:
     before = snapshot(root)
     with pytest.raises(InstallError, match=words):
-        put(root, tiny_bundle(tmp_path / "other", **fields))  # type: ignore[arg-type]  # as given
+        put(root, tiny_bundle(tmp_path / "other", **fields))
     assert snapshot(root) == before
 
 

@@ -69,7 +69,7 @@ def agrees(ends: Ends, state: str) -> bool:
     health = ends.device.get("/health")
     link = ends.device.get("/status").json()["link"]
     lines = [info["STATUS"] for _, info in ends.managers[1].received if "STATUS" in info]
-    alone = "local" in ends.device.process.args  # type: ignore[operator]  # a list
+    alone = "local" in ends.device.process.args
     well = alone or state == "connected"
     assert health.status_code == (200 if well else 503) or health.json()["status"] != state
     return (
@@ -83,7 +83,7 @@ def agrees(ends: Ends, state: str) -> bool:
 
 def refused_request(ends: Ends) -> str:
     """What a request is told; under `local` it is answered, and this is what the log says."""
-    if "local" in ends.device.process.args:  # type: ignore[operator]  # a list
+    if "local" in ends.device.process.args:
         assert chat(ends.device.client()).choices
         return ends.device.until("continuing without the edge")
     with pytest.raises(openai.APIStatusError) as refused:

@@ -78,6 +78,14 @@ def look(results_value: Locator) -> Any:
     return results_value.first.evaluate(_LOOK)
 
 
+def must_call(open_page: Callable[..., Page], calling: Serving) -> Page:
+    """Open the page, with tools of which the model must call one."""
+    page = open_page(calling)
+    form(page, None, TOOLS)
+    page.evaluate("document.getElementById('must-call').checked = true")
+    return page
+
+
 def test_forced_tokens_of_a_schema_have_their_colour(
     open_page: Callable[..., Page], writing: Serving
 ) -> None:
@@ -236,9 +244,7 @@ def test_a_call_is_shown_and_its_result_goes_back(
 def test_a_message_may_come_instead_of_a_result(
     open_page: Callable[..., Page], calling: Serving
 ) -> None:
-    page = open_page(calling)
-    form(page, None, TOOLS)
-    page.evaluate("document.getElementById('must-call').checked = true")
+    page = must_call(open_page, calling)
     sent = Sight(page, calling.url).posted
     say(page, "hello", tokens=2000)
     finished(page)
@@ -253,9 +259,7 @@ def test_a_message_may_come_instead_of_a_result(
 def test_a_call_that_is_cut_off_is_not_kept(
     open_page: Callable[..., Page], calling: Serving
 ) -> None:
-    page = open_page(calling)
-    form(page, None, TOOLS)
-    page.evaluate("document.getElementById('must-call').checked = true")
+    page = must_call(open_page, calling)
     sent = Sight(page, calling.url).posted
     say(page, "hello", tokens=2000)
     finished(page)

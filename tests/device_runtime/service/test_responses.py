@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import openai
 import pydantic
@@ -14,6 +14,7 @@ import pytest
 from pilotfish import EdgeServer
 from tests.conftest import Pair
 from tests.support import web
+from tests.support.pydantic_types import Robot
 from tests.support.serving import Serving, chat, serving
 from tests.support.tiny import tiny_artifact
 from tests.support.writing import PIECES
@@ -44,17 +45,6 @@ TOOL: dict[str, Any] = {
     },
 }
 FORCED: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
-
-
-class Robot(pydantic.BaseModel):
-    """Of finite texts, so that no answer is cut off."""
-
-    class Arm(pydantic.BaseModel):
-        ab: Literal["ab", "ba"]
-        bad: bool
-
-    x: Arm
-    dd: list[Arm] = pydantic.Field(max_length=2)
 
 
 @pytest.fixture(scope="module")

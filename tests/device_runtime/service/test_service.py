@@ -100,13 +100,12 @@ def test_content_may_be_parts_and_a_developer_is_the_system(client: openai.OpenA
     other = [{"role": "developer", "content": "s"}, {"role": "user", "content": parts}]
     options: dict[str, Any] = {"model": "pilotfish", "temperature": 0, "max_tokens": 8}
     first, second = (
-        client.chat.completions.create(messages=messages, **options)  # type: ignore[arg-type]
-        for messages in (plain, other)
+        client.chat.completions.create(messages=messages, **options) for messages in (plain, other)
     )
     assert first.choices[0].message.content == second.choices[0].message.content
     # what an answer was may come back in the next turn as the client holds it
     turn = [*plain, first.choices[0].message.model_dump(), {"role": "user", "content": "go on"}]
-    again = client.chat.completions.create(messages=turn, **options)  # type: ignore[arg-type]
+    again = client.chat.completions.create(messages=turn, **options)
     assert again.usage is not None
     assert again.usage.prompt_tokens > first.usage.prompt_tokens
 
@@ -174,7 +173,7 @@ def test_logprobs_of_a_text(client: openai.OpenAI, stream: bool) -> None:
     options: dict[str, Any] = {"prompt": "once", "echo": True, "max_tokens": 8, "temperature": 0}
     answer = client.completions.create(model="pilotfish", logprobs=3, stream=stream, **options)
     tokens, offsets, tops, text = [], [], [], ""
-    for part in answer if stream else [answer]:  # type: ignore[union-attr]  # by `stream`
+    for part in answer if stream else [answer]:
         for choice in part.choices:
             text += choice.text
             if choice.logprobs is not None:
@@ -242,7 +241,7 @@ def test_a_text_may_begin_with_its_prompt(
             stream=stream,
         )  # fmt: skip
         texts = ["", ""]
-        for part in answer if stream else [answer]:  # type: ignore[union-attr]  # by `stream`
+        for part in answer if stream else [answer]:
             for choice in part.choices:
                 texts[choice.index] += choice.text
         assert texts == [said_first + wanted] * 2

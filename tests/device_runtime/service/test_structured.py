@@ -5,38 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import openai
-import pydantic
 import pytest
 
-from pilotfish import EdgeServer
 from tests.conftest import Pair
 from tests.support import web
-from tests.support.serving import Serving, chat, content_of, serving
+from tests.support.pydantic_types import Robot
+from tests.support.serving import Serving, chat, content_of, two_lanes
 from tests.support.writing import OBJECT, PIECES, writers
 
 assert writers  # a fixture
 
 
-class Robot(pydantic.BaseModel):
-    """As in `OBJECT`, to be parsed by the client; a schema with ``$defs``."""
-
-    class Arm(pydantic.BaseModel):
-        ab: Literal["ab", "ba"]
-        bad: bool
-
-    x: Arm
-    dd: list[Arm] = pydantic.Field(max_length=2)
-
-
 @pytest.fixture(scope="module")
 def service(writers: Pair) -> Iterator[Serving]:
-    with (
-        EdgeServer(writers.target, threads=1) as edge,
-        serving(writers.draft, edge.endpoint, "--lanes", 2) as started,
-    ):
+    with two_lanes(writers) as started:
         yield started
 
 

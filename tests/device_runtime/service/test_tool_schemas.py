@@ -10,7 +10,6 @@ import httpx
 import msgspec
 import pytest
 
-from pilotfish import EdgeServer
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.tools import (
     MOST_PARAMETERS,
@@ -21,7 +20,7 @@ from pilotfish.device_runtime.service.tools import (
 from tests.conftest import Pair
 from tests.support import web
 from tests.support.calling import callers
-from tests.support.serving import Serving, serving
+from tests.support.serving import Serving, two_lanes
 
 assert callers  # a fixture
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -31,10 +30,7 @@ OPTIONAL = {"type": "object", "properties": {"a": {"type": "null", "format": "pa
 
 @pytest.fixture(scope="module")
 def service(callers: Pair) -> Iterator[Serving]:
-    with (
-        EdgeServer(callers.target, threads=1) as edge,
-        serving(callers.draft, edge.endpoint, "--lanes", 2) as started,
-    ):
+    with two_lanes(callers) as started:
         yield started
 
 

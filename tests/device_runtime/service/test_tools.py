@@ -9,11 +9,10 @@ from typing import Any
 import openai
 import pytest
 
-from pilotfish import EdgeServer
 from tests.conftest import Pair
 from tests.support import web
 from tests.support.calling import TOOLS, callers, tool
-from tests.support.serving import Serving, chat, serving
+from tests.support.serving import Serving, chat, two_lanes
 
 assert callers  # a fixture
 MOVE = {"type": "function", "function": {"name": "move"}}
@@ -21,10 +20,7 @@ MOVE = {"type": "function", "function": {"name": "move"}}
 
 @pytest.fixture(scope="module")
 def service(callers: Pair) -> Iterator[Serving]:
-    with (
-        EdgeServer(callers.target, threads=1) as edge,
-        serving(callers.draft, edge.endpoint, "--lanes", 2) as started,
-    ):
+    with two_lanes(callers) as started:
         yield started
 
 

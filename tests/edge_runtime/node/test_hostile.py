@@ -29,7 +29,6 @@ from tests.support.federating import (
     Opened,
     WorkerThread,
     await_,
-    cast_in,
     kill,
     opened,
     worker,
@@ -68,11 +67,6 @@ class Fort:
 
     def stranger(self) -> RawEdge:
         return RawEdge(self.worker.endpoint, self.folder / "stranger", self.node)
-
-
-@pytest.fixture(scope="module")
-def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
-    return cast_in(tmp_path_factory.mktemp("cast"))
 
 
 @pytest.fixture(scope="module")

@@ -18,17 +18,12 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire import keys
 from pilotfish.wire.protocols import SamplingParams
 from tests.support.daemons import Systemd, await_sample, free_port, running, scrape
-from tests.support.federating import SESSIONS, Cast, Ensemble, cast_in, worker, write_list
+from tests.support.federating import SESSIONS, Cast, Ensemble, worker, write_list
 
 PROMPT = [3, 1, 4, 1, 5]
 OPTIONS = {"protocol": "coupled", "temperature": 1.0, "seed": 2, "window": 3, "max_tokens": 40}
 LAW = SamplingParams(sampling=Sampling(temperature=1.0), seed=2)
 DENIED = "b: it refuses this edge's key: put edge.pub on its allow-list"
-
-
-@pytest.fixture(scope="module")
-def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
-    return cast_in(tmp_path_factory.mktemp("cast"))
 
 
 class Folders(NamedTuple):

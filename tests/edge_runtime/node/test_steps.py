@@ -19,14 +19,9 @@ from pilotfish.wire.codecs.topk import decode_topk
 from pilotfish.wire.messages import MAX_WINDOW, encode
 from pilotfish.wire.nodes import MAX_ITEMS, Attach, Item, Refused, Scored, Step
 from tests.conftest import CONTEXT, VOCAB
-from tests.support.federating import SESSIONS, Cast, cast_in, worker
+from tests.support.federating import SESSIONS, Cast, worker
 from tests.support.hostile import packed
 from tests.support.raw_edge import CODES, KEPT, RawEdge, Tenant, expected_of, ids, item, parents
-
-
-@pytest.fixture(scope="module")
-def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
-    return cast_in(tmp_path_factory.mktemp("cast"))
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from pilotfish.cli import main
 from pilotfish.wire import keys
 from pilotfish.wire.nodes import Greet, Ready, Refused
 from tests.conftest import CONTEXT, Pair
-from tests.support.commands import await_end, patience_s, refusal
+from tests.support.commands import await_end, orphan, patience_s, refusal
 from tests.support.daemons import Systemd, running
 from tests.support.federating import worker
 from tests.support.raw_edge import RawEdge, Tenant, expected_of, ids, item
@@ -146,17 +144,7 @@ def test_stopping_a_worker(pair: Pair, blow: signal.Signals, code: int) -> None:
 
 
 def test_a_worker_goes_when_its_parent_is_killed(pair: Pair) -> None:
-    script = (
-        "import sys, time; from pilotfish import EdgeServer\n"
-        f"with EdgeServer({str(pair.target)!r}, action='worker') as worker:\n"
-        "    print(worker.pid, flush=True); time.sleep(60)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    pid = int(process.stdout.readline())
-    process.kill()
-    process.communicate()
-    await_end(pid)
+    await_end(orphan(pair.target, ", action='worker'"))
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,10 @@ from tests.support.federating import (
     Cast,
     WorkerThread,
     await_,
-    cast_in,
     opened,
     write_list,
 )
 from tests.support.lying import KEPT, greeting, logits_of, wanted_of
-
-
-@pytest.fixture(scope="module")
-def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
-    return cast_in(tmp_path_factory.mktemp("cast"))
 
 
 @pytest.fixture(autouse=True)

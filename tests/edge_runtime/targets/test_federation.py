@@ -24,11 +24,6 @@ PROMPT = [3, 1, 4, 1, 5]
 SLOW = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
-    return cast_in(tmp_path_factory.mktemp("cast"))
-
-
 # Texts
 
 FEDERATIONS = {

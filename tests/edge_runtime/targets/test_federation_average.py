@@ -30,16 +30,10 @@ from tests.support.federating import (
     Said,
     WorkerThread,
     await_,
-    cast_in,
     opened,
     write_list,
 )
 from tests.support.relay import Relay
-
-
-@pytest.fixture(scope="module")
-def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
-    return cast_in(tmp_path_factory.mktemp("cast"))
 
 
 def journey(target: Target | Averaged) -> Iterator[NDArray[np.float32]]:

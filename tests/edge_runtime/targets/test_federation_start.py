@@ -18,15 +18,10 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.protocols import SamplingParams
 from tests.support.commands import await_end, children, patience_s, refusal
 from tests.support.daemons import Daemon, Systemd, free_port, running
-from tests.support.federating import SESSIONS, Cast, Ensemble, cast_in, kill, worker, write_list
+from tests.support.federating import SESSIONS, Cast, Ensemble, kill, worker, write_list
 
 PROMPT = [3, 1, 4, 1, 5]
 GREEDY = SamplingParams(sampling=Sampling(), seed=0)
-
-
-@pytest.fixture(scope="module")
-def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
-    return cast_in(tmp_path_factory.mktemp("cast"))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pilotfish.edge_runtime.targets import remote
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget, WakingClock
 from pilotfish.engines.engine import Work
 from tests.edge_runtime.targets.test_federation_average import tokens_of
-from tests.support.federating import Cast, WorkerThread, cast_in, write_list
+from tests.support.federating import Cast, WorkerThread, write_list
 
 LATE_S = 0.4
 STOPPED_S = 0.75  # and no connection breaks
@@ -40,11 +40,6 @@ with opened(Path(sys.argv[1]), Path(sys.argv[2])) as held:
         held.target.pause()
     print(json.dumps([str(found[0].error or ""), held.events("a"), held.events("b")]))
 """
-
-
-@pytest.fixture(scope="module")
-def cast(tmp_path_factory: pytest.TempPathFactory) -> Cast:
-    return cast_in(tmp_path_factory.mktemp("cast"))
 
 
 @pytest.mark.parametrize("policy", ["wait", "drop", "fail"])

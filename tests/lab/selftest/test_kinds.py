@@ -128,7 +128,7 @@ def two_slots_share_their_states(patch: Patch) -> None:
     real = StateCache.__init__
 
     def make(cache: StateCache, *arguments: object) -> None:
-        real(cache, *arguments)  # type: ignore[arg-type]  # as it was called
+        real(cache, *arguments)
         cache._slots[3:] = cache._slots[2:3] * len(cache._slots[3:])  # the reference has one slot
 
     patch.setattr(StateCache, "__init__", make)
