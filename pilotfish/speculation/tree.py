@@ -75,12 +75,15 @@ class Tree:
         first = len(self._ids) + 1
         for parent, tokens in zip(self._level, drawn, strict=True):
             children: dict[int, int] = {}
+            nodes = []
             for token in tokens:
-                if token not in children:
+                node = children.get(token)
+                if node is None:
                     self._ids.append(token)
                     self._parents.append(parent)
-                    children[token] = len(self._ids)
-            self.candidates.append(tuple(children[token] for token in tokens))
+                    node = children[token] = len(self._ids)
+                nodes.append(node)
+            self.candidates.append(tuple(nodes))
         self._level = range(first, len(self._ids) + 1)
         self._id_array = None
 
