@@ -138,6 +138,8 @@ class AnswerBuffer:
         """Add a round and return its pieces; cut the record's tokens at the answer's end."""
         pieces, tokens = [], []
         for origin, ids in record.origins:
+            if not ids:
+                continue
             taken, text = self._push(ids)
             tokens += taken
             if taken:
@@ -149,13 +151,14 @@ class AnswerBuffer:
     def end(self, reason: str) -> list[Piece]:
         """End the answer for this reason unless it has ended; returns the last piece, if any."""
         text = self._end(reason)
-        parts = [*self._read(text), *self._append_parts(self._reader.end())]
+        parts = self._read(text)
+        last = self._reader.end()
+        self.parts += last
+        parts += last
         return [Piece(text, [], "target", parts=parts)] if text or parts else []
 
     def _read(self, text: str) -> list[TurnPart]:
-        return self._append_parts(self._reader.push(text))
-
-    def _append_parts(self, parts: list[TurnPart]) -> list[TurnPart]:
+        parts = self._reader.push(text)
         self.parts += parts
         return parts
 

@@ -146,7 +146,8 @@ class DeviceTurns:
         finally:
             with self._changed:
                 turn.running = None
-                self._changed.notify_all()
+                if self._closed:  # only `close` waits for this; callers in the queue wait for `end`
+                    self._changed.notify_all()
 
     def end(self, turn: DeviceTurn) -> None:
         """End the answer if it has not ended, and free the device; for any thread.

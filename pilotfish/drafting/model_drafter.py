@@ -61,7 +61,10 @@ class ModelDrafter(Drafter):
         self._vocabulary = ""
         self._slot = shared.acquire_slot()
         self._released = False
-        self._context: NDArray[Any] = np.empty(0, np.uint32)  # drafter's ids before the window
+        # The drafter's ids of the context and, after it, of the window as far as `_sequence` has
+        # written them: one array for all passes of a window.
+        self._ids: NDArray[Any] = np.empty(0, np.uint32)
+        self._context_length = self._written = 0
         # f32 [γ, d]: hidden states of the window's first `_known_states` tokens, if it is a chain
         self._states = np.empty((MAX_WINDOW, model.hidden_size), dtype=np.float32)
         self._known_states = 0
@@ -204,9 +207,12 @@ class ModelDrafter(Drafter):
         self, committed: Ids, expansion: Expansion, protocol: SpeculationProtocol[Any]
     ) -> Expansion:
         """Begin a window after the committed tokens; returns the levels of it that fit."""
-        self._context = self.bridge.context(committed)
-        while expansion and nodes_at_most(expansion) > self.context - len(self._context):
+        context = self.bridge.context(committed)
+        self._context_length = self._written = length = len(context)
+        while (nodes := nodes_at_most(expansion)) > max(0, self.context - length):
             expansion = expansion[:-1]
+        self._ids = np.empty(length + nodes, context.dtype)
+        self._ids[:length] = context
         self._known_states = 0
         self._mixes_text = not protocol.requires
         if self._text is not None:
@@ -216,17 +222,22 @@ class ModelDrafter(Drafter):
     def _level(self, tree: Tree, *, unread: bool) -> Level:
         """Predict the tokens after the deepest level; in a chain, by the text if possible."""
         if unread:
-            level = self._look_up_text(tree.ids.tolist())
-            if level is None:
-                draft_ids = self.bridge.to_draft_ids(tree.ids)
-                level = Level(self._run(np.concatenate([self._context, draft_ids])))
-            return level
+            level = None if self._text is None else self._look_up_text(tree.ids.tolist())
+            return Level(self._run(self._sequence(tree))) if level is None else level
         logits = self._read_level(tree)
         if self._text is None or not self._mixes_text:
             return Level(logits)
         paths = [tree.tokens(tree.path(node)) for node in tree.level]
         echoes = [self._readable(self._text.predict(path)) for path in paths]
         return Level(mix_logits(logits, rows(echoes, self.bridge.vocab_size)))
+
+    def _sequence(self, tree: Tree) -> NDArray[Any]:
+        """Return the drafter's ids of the context and of the window `tree`, valid until it ends."""
+        first, end = self._written, self._context_length + len(tree)
+        if first < end:
+            self._ids[first:end] = self.bridge.to_draft_ids(tree.ids[first - end :])
+            self._written = end
+        return self._ids[:end]
 
     def _look_up_text(self, path: Sequence[int]) -> Level | None:
         """Predict the token after a path by the text; None if its acceptance is unlikely."""
@@ -262,7 +273,7 @@ class ModelDrafter(Drafter):
 
     def _read_level(self, tree: Tree) -> Floats:
         """Read the deepest level of the tree and return its logits [nodes, V]."""
-        ids = np.concatenate([self._context, self.bridge.to_draft_ids(tree.ids)])
+        ids = self._sequence(tree)
         if len(tree) > len(tree.candidates):
             # the first levels, with one node each, are part of the chain before the tree
             parents = tree.parents

@@ -11,9 +11,8 @@ Only the other tokens are computed; all else in the slot is dropped. Not thread-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +26,7 @@ from pilotfish.engines.stage import Stage
 CHUNK = 128  # maximum tokens of a slot in one pass; longer texts take several
 
 States = NDArray[np.float32]
+Result = TypeVar("Result")
 
 
 class Work(NamedTuple):
@@ -153,15 +153,15 @@ class _SlotEngine:
         offset = self._offsets[slot]
         return np.concatenate([np.arange(-1, offset - 1), parents + offset])
 
-    @contextmanager
-    def _recorded(self, passes: Sequence[Pass]) -> Iterator[None]:
-        """Record these passes, which the model runs inside the context.
+    def _recorded(self, passes: Sequence[Pass], compute: Callable[[], Result]) -> Result:
+        """Run these passes by `compute`, and record them; return the result of `compute`.
 
-        If the context raises, a slot that the model may have changed counts as empty.
+        If it raises, a slot that the model may have changed counts as empty.
         """
         try:
-            yield
+            result = compute()
             self._record(passes)
+            return result
         except BaseException:
             for item in passes:
                 if self.contents.length(item.slot) != self._slots.length(item.slot):
@@ -224,8 +224,7 @@ class Engine(_SlotEngine):
 
     def _forward(self, passes: Sequence[Pass], before_pass: Callable[[], None]) -> list[Output]:
         before_pass()
-        with self._recorded(passes):
-            return self.model.forward(passes)
+        return self._recorded(passes, lambda: self.model.forward(passes))
 
 
 class StageEngine(_SlotEngine):
@@ -267,8 +266,7 @@ class StageEngine(_SlotEngine):
         self, passes: Sequence[Pass], states: States | None, before_pass: Callable[[], None]
     ) -> States:
         before_pass()
-        with self._recorded(passes):
-            return self.stage.forward(passes, states)
+        return self._recorded(passes, lambda: self.stage.forward(passes, states))
 
 
 def _with_states(

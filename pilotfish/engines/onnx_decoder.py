@@ -15,7 +15,7 @@ from pilotfish.engines.artifact import Artifact, check_whole
 from pilotfish.engines.backends import Binding
 from pilotfish.engines.engine_errors import ArtifactError, ProviderError
 from pilotfish.engines.language_model import ENGINES, LanguageModel, Output
-from pilotfish.engines.passes import Pass, fill_positions, fill_rows, fill_tokens
+from pilotfish.engines.passes import Pass, Run, fill_positions, fill_rows, fill_tokens
 from pilotfish.engines.slots import Slots
 
 __all__ = ["Decoder", "Output", "Pass"]
@@ -100,10 +100,10 @@ class Decoder(Slots, LanguageModel):
             hidden = np.empty((len(logits), 0), np.float32)
         return [Output(logits[rows, : self.vocab_size], hidden[rows]) for rows in places]
 
-    def _fill_inputs(self, binding: Binding, passes: Sequence[Pass]) -> int:
-        fill_tokens(binding, passes)
-        fill_positions(binding, passes, self._cache.lengths)
-        return fill_rows(binding, passes)
+    def _fill_inputs(self, binding: Binding, run: Run) -> int:
+        fill_tokens(binding, run)
+        fill_positions(binding, run, self._cache.lengths)
+        return fill_rows(binding, run)
 
     def _example_pass(self) -> Pass:
         return Pass(0, np.array([0, min(1, self.vocab_size - 1)]), 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,90 +174,122 @@ def _check_tree(parents: NDArray[np.int64], size: int, length: int) -> None:
         raise ValueError("parents[i] must be -1 or an earlier node of the tree")
 
 
-def fill_tokens(binding: Binding, passes: Sequence[Pass]) -> None:
+class Run(NamedTuple):
+    """Passes that share a run of the graph, over neighbouring slots.
+
+    Attributes:
+        first: the first slot.
+        slots: number of slots; a slot without a pass is idle.
+        passes: the passes, ordered by slot.
+        total: tokens of all passes, T.
+        size: tokens of the longest pass, S.
+        rows: output rows that the passes want.
+    """
+
+    first: int
+    slots: int
+    passes: Sequence[Pass]
+    total: int
+    size: int
+    rows: int
+
+    @classmethod
+    def over(cls, passes: Sequence[Pass]) -> Run:
+        """Make the run of these passes, which are ordered by slot."""
+        if len(passes) == 1:
+            item = passes[0]
+            size = len(item.tokens)
+            return cls(item.slot, 1, passes, size, size, item.row_count)
+        first, sizes = passes[0].slot, [len(item.tokens) for item in passes]
+        slots = passes[-1].slot - first + 1
+        rows = sum(item.row_count for item in passes)
+        return cls(first, slots, passes, sum(sizes), max(sizes), rows)
+
+
+def _write_range(array: NDArray[np.int64], at: int, count: int, first: int) -> None:
+    """Write the numbers first, first + 1, … into `count` elements from array[at] on."""
+    if count == 1:  # several times faster than a slice
+        array[at] = first
+    else:
+        array[at : at + count] = np.arange(first, first + count)
+
+
+def fill_tokens(binding: Binding, run: Run) -> None:
     """Write the ids of all passes' tokens into the input `input_ids`."""
-    tokens = binding.input("input_ids", (sum(len(item.tokens) for item in passes),))
+    tokens = binding.input("input_ids", (run.total,))
     end = 0
-    for item in passes:
+    for item in run.passes:
         start, end = end, end + len(item.tokens)
         tokens[start:end] = item.tokens
 
 
-def fill_positions(binding: Binding, passes: Sequence[Pass], lengths: Sequence[int]) -> int:
-    """Write each token's position, given all slots' lengths; return the number of tokens."""
-    total = sum(len(item.tokens) for item in passes)
-    positions = binding.input("position_ids", (total,))
+def fill_positions(binding: Binding, run: Run, lengths: Sequence[int]) -> None:
+    """Write each token's position, given all slots' lengths."""
+    positions = binding.input("position_ids", (run.total,))
     end = 0
-    for item in passes:
-        start, end, length = end, end + len(item.tokens), lengths[item.slot]
+    for item in run.passes:
+        start, count, length = end, len(item.tokens), lengths[item.slot]
+        end += count
         if item.parents is None:
-            positions[start:end] = range(length, length + end - start)
+            _write_range(positions, start, count, length)
         else:
             positions[start:end] = item.depths() + (length - item.tree_length)
-    return total
 
 
-def fill_rows(binding: Binding, passes: Sequence[Pass]) -> int:
+def fill_rows(binding: Binding, run: Run) -> int:
     """Write the indices of the tokens that need outputs; return the number of output rows."""
     # At least one row is computed, because some runtimes fail on an empty output.
-    wanted = max(sum(item.row_count for item in passes), 1)
+    wanted = max(run.rows, 1)
     rows = binding.input("logit_rows", (wanted,))
     end = row = 0
-    for item in passes:
+    for item in run.passes:
         end += len(item.tokens)
-        rows[row : row + item.row_count] = range(end - item.row_count, end)
-        row += item.row_count
-    rows[row:] = 0  # overwrite indices of an earlier run, which may be invalid now
+        count = item.row_count
+        if count:
+            _write_range(rows, row, count, end - count)
+            row += count
+    if not row:
+        rows[0] = 0  # overwrite an index of an earlier run, which may be invalid now
     return wanted
 
 
 def fill_padded(
-    binding: Binding,
-    passes: Sequence[Pass],
-    first: int,
-    lengths: Sequence[int],
-    capacity: int,
-    dtype: np.dtype[Any],
+    binding: Binding, run: Run, lengths: Sequence[int], capacity: int, dtype: np.dtype[Any]
 ) -> None:
-    """Write the inputs of attention for slots first, first + 1, …, of these `lengths`.
+    """Write the inputs of attention for the run's slots, which have these `lengths`.
 
     The outputs of idle slots and of padding are never read: for them, any mask with finite values
         is valid.
     """
-    count = len(lengths)
-    size = max(len(item.tokens) for item in passes)
-    total = sum(len(item.tokens) for item in passes)
-    unpack = binding.input("unpack", (count, size))
+    first, slots, passes, total, size, _ = run
+    unpack = binding.input("unpack", (slots, size))
     pack = binding.input("pack", (total,))
-    mask = binding.input("attention_mask", (count, 1, size, capacity), dtype)
-    binding.input("write_indices", (count,))[:] = lengths
-    end = 0
+    mask = binding.input("attention_mask", (slots, 1, size, capacity), dtype)
+    binding.input("write_indices", (slots,))[:] = lengths
+    if len(passes) < slots:
+        unpack[:] = 0
+    start = 0
     for item in passes:
         width, slot = len(item.tokens), item.slot - first
-        start, end = end, end + width
-        unpack[slot, :width] = range(start, end)
-        unpack[slot, width:] = start
-        pack[start:end] = range(slot * size, slot * size + width)
+        _write_range(unpack[slot], 0, width, start)
+        if width < size:
+            unpack[slot, width:] = start
+        _write_range(pack, start, width, slot * size)
         item.fill_mask(mask[slot, 0, :width], lengths[slot])
-    busy = {item.slot - first for item in passes}
-    for slot in range(count):
-        if slot not in busy:
-            unpack[slot] = 0
+        start += width
 
 
-def fill_cells(
-    binding: Binding, passes: Sequence[Pass], first: int, lengths: Sequence[int], capacity: int
-) -> None:
+def fill_cells(binding: Binding, run: Run, lengths: Sequence[int], capacity: int) -> None:
     """Write the position of each cell's token, for graphs with attention windows.
 
     The position is the cell's index, except for the nodes of a tree: several nodes have the same
     position.
     """
-    cells = binding.input("cell_positions", (len(lengths), capacity))
+    cells = binding.input("cell_positions", (run.slots, capacity))
     cells[:] = np.arange(capacity)
-    for item in passes:
+    for item in run.passes:
         if item.parents is not None:
-            slot = item.slot - first
+            slot = item.slot - run.first
             trunk = lengths[slot] - item.tree_length
             cells[slot, trunk : trunk + len(item.parents)] = trunk + _depths(item.parents)
 

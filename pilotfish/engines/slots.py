@@ -10,7 +10,8 @@ if the dialect allows it, else each slot needs a run. `rollback` drops a slot's 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from pilotfish.base.cpus import usable_cpus
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import Answers, Backend, Binding, Load, open_backend
 from pilotfish.engines.engine_errors import ProviderError, TreeError
-from pilotfish.engines.passes import Pass, check_all, fill_cells, fill_padded, fill_single
+from pilotfish.engines.passes import Pass, Run, check_all, fill_cells, fill_padded, fill_single
 
 # Maximum number of idle slots between two passes in one run. Attention computes idle slots, too,
 # but a separate run would read all weights again.
@@ -27,6 +28,9 @@ MOST_IDLE_BETWEEN = 4
 RECOMPUTE_TOKENS = 128
 # Maximum relative error of outputs by rounding, in half precision with 4-bit weights.
 PROBE_TOLERANCE = 0.1
+
+
+_slot = attrgetter("slot")
 
 
 class Slots(ABC):
@@ -114,7 +118,7 @@ class Slots(ABC):
     # --- for subclasses --------------------------------------------------------------------
 
     @abstractmethod
-    def _fill_inputs(self, binding: Binding, passes: Sequence[Pass]) -> int:
+    def _fill_inputs(self, binding: Binding, run: Run) -> int:
         """Fill a run's inputs except the inputs of attention; return the number of output rows."""
 
     @abstractmethod
@@ -125,17 +129,15 @@ class Slots(ABC):
         """Load the model on a provider that runs it; return the backend and the provider's name."""
         return open_backend(load, provider, self._probe)
 
-    def _fill_attention(
-        self, binding: Binding, passes: Sequence[Pass], first: int, lengths: Sequence[int]
-    ) -> None:
-        """Fill the inputs of attention for slots first, first + 1, …, of these `lengths`."""
+    def _fill_attention(self, binding: Binding, run: Run, lengths: Sequence[int]) -> None:
+        """Fill the inputs of attention for the run's slots, which have these `lengths`."""
         cache = self._cache
         if self._backend.batches:
-            fill_padded(binding, passes, first, lengths, cache.capacity, cache.dtype)
+            fill_padded(binding, run, lengths, cache.capacity, cache.dtype)
         else:
-            fill_single(binding, passes[0], lengths[0], cache.capacity, cache.dtype)
+            fill_single(binding, run.passes[0], lengths[0], cache.capacity, cache.dtype)
         if self.artifact.manifest.window is not None:
-            fill_cells(binding, passes, first, lengths, cache.capacity)
+            fill_cells(binding, run, lengths, cache.capacity)
 
     # --- passes ----------------------------------------------------------------------------
 
@@ -156,53 +158,53 @@ class Slots(ABC):
 
     def _append(self, passes: Sequence[Pass]) -> list[slice]:
         """Run passes that `check` accepted; return for each pass its rows in `_answers`."""
+        runs = self._runs(passes)
         # One row more than wanted, because a run always computes at least one row.
-        rows = sum(item.row_count for item in passes) + 1
+        rows = sum(run.rows for run in runs) + 1
         if rows > self._rows:
             self._allocate(rows)
-        runs = list(self._runs(passes))
         # Reserve cells before the first run. When the cache grows, it copies only cells below the
         # lengths, and lengths are raised only after all runs.
-        self._reserve(max((self._cells_needed(*run) for run in runs), default=0))
+        self._reserve(max([self._cells_needed(run) for run in runs], default=0))
         done = 0
         rows_of: dict[int, slice] = {}
-        for first, count, members in runs:
-            self._recompute_lost(members[0], done)
-            self._run(first, count, members, done)
-            for item in members:
-                rows_of[item.slot] = slice(done, done + item.row_count)
-                done += item.row_count
+        for run in runs:
+            self._recompute_lost(run.passes[0], done)
+            self._run(run, done)
+            for item in run.passes:
+                start, done = done, done + item.row_count
+                rows_of[item.slot] = slice(start, done)
+        lengths, has_states = self._cache.lengths, self._backend.states is not None
         for item in passes:
-            length = self._cache.lengths[item.slot]
-            self._trees[item.slot] = (
-                length - item.tree_length,
-                len(item.tokens) + item.tree_length,
-            )
-            self._cache.lengths[item.slot] = length + len(item.tokens)
-            if self._backend.states is not None:
-                self._tokens[item.slot, length : length + len(item.tokens)] = item.tokens
+            slot, size, nodes = item.slot, len(item.tokens), item.tree_length
+            length = lengths[slot]
+            self._trees[slot] = (length - nodes, size + nodes)
+            lengths[slot] = length + size
+            if has_states:
+                self._tokens[slot, length : length + size] = item.tokens
         return [rows_of[item.slot] for item in passes]
 
-    def _cells_needed(self, first: int, count: int, passes: Sequence[Pass]) -> int:
+    def _cells_needed(self, run: Run) -> int:
         """Return the number of cells that a run needs in each of its slots."""
-        lengths = self._cache.lengths[first : first + count]
-        return max(lengths) + max(len(item.tokens) for item in passes)
+        return max(self._cache.lengths[run.first : run.first + run.slots]) + run.size
 
     def _reserve(self, cells: int) -> None:
         """Make room for `cells` in every slot."""
         if self._cache.reserve(cells):
             self._bindings.clear()
 
-    def _runs(self, passes: Sequence[Pass]) -> Iterator[tuple[int, int, list[Pass]]]:
-        """Group passes into runs; yield (first slot, number of slots, passes) of each run."""
-        ordered = sorted(passes, key=lambda item: item.slot)
-        start = 0
-        for i, item in enumerate(ordered):
-            if i + 1 < len(ordered) and self._can_share(item, ordered[i + 1]):
-                continue
-            first = ordered[start].slot
-            yield first, item.slot - first + 1, ordered[start : i + 1]
-            start = i + 1
+    def _runs(self, passes: Sequence[Pass]) -> list[Run]:
+        """Group passes into runs."""
+        runs: list[Run] = []
+        shared: list[Pass] = []
+        for item in sorted(passes, key=_slot):
+            if shared and not self._can_share(shared[-1], item):
+                runs.append(Run.over(shared))
+                shared = []
+            shared.append(item)
+        if shared:
+            runs.append(Run.over(shared))
+        return runs
 
     def _can_share(self, earlier: Pass, following: Pass) -> bool:
         """Whether two passes can share a run; no slot between theirs has a pass."""
@@ -236,26 +238,26 @@ class Slots(ABC):
         length = lengths[item.slot]
         try:
             for piece in item.pieces(width):
-                self._run(item.slot, 1, [piece], row)
+                self._run(Run.over([piece]), row)
                 row += piece.row_count
                 lengths[item.slot] += len(piece.tokens)
         finally:
             lengths[item.slot] = length  # `_append` raises the lengths after all runs
 
-    def _run(self, first: int, count: int, passes: list[Pass], row: int) -> None:
+    def _run(self, run: Run, row: int) -> None:
         """Run the graph once; write its outputs to `_answers` from `row` on."""
         cache, backend = self._cache, self._backend
-        lengths = cache.lengths[first : first + count]
-        size = max(len(item.tokens) for item in passes)
+        first, count, size = run.first, run.slots, run.size
         if backend.widest is not None and size > backend.widest:
-            self._run_in_pieces(passes[0], backend.widest, row)
+            self._run_in_pieces(run.passes[0], backend.widest, row)
             return
-        self._reserve(max(lengths) + size)
+        self._reserve(self._cells_needed(run))
         binding = self._bindings.get((first, count))
         if binding is None:
             binding = self._bindings[first, count] = backend.bind(first, count)
-        rows = self._fill_inputs(binding, passes)
-        self._fill_attention(binding, passes, first, lengths)
+        lengths = cache.lengths[first : first + count]
+        rows = self._fill_inputs(binding, run)
+        self._fill_attention(binding, run, lengths)
         states = backend.states
         if states is None:
             binding.run(self._answers, row, rows)
@@ -265,7 +267,7 @@ class Slots(ABC):
             binding.bind_states(step)
             binding.run(self._answers, row, rows)
             states.take_in(first, step)
-        for item in passes:
+        for item in run.passes:
             cache.take_in(item.slot, cache.lengths[item.slot], len(item.tokens))
 
     def _probe(self, backend: Backend) -> None:
@@ -282,7 +284,7 @@ class Slots(ABC):
         self._allocate(1 + pair.row_count)
         name, answer = list(self._answers.items())[-1]  # logits if the graph has logits
         answer.fill(np.nan)  # detects outputs that the run did not write
-        self._run(0, 1, [earlier], 0)
+        self._run(Run.over([earlier]), 0)
         if not np.isfinite(answer[0]).all():
             label = name.replace("_", " ")
             raise ProviderError(
@@ -291,9 +293,9 @@ class Slots(ABC):
         if backend.trusted or self.context < len(pair.tokens):
             return
         self._cache.lengths[0] = 1
-        self._run(0, 1, [following], 0)
+        self._run(Run.over([following]), 0)
         self._cache.lengths[0] = 0
-        self._run(0, 1, [pair], 1)
+        self._run(Run.over([pair]), 1)
         apart, together = (row - row.mean() for row in answer[[0, pair.row_count]])
         if not np.linalg.norm(apart - together) <= PROBE_TOLERANCE * np.linalg.norm(together):
             raise ProviderError(

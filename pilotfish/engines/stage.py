@@ -23,7 +23,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import Binding, no_provider_error
 from pilotfish.engines.engine_errors import ArtifactError, ProviderError
 from pilotfish.engines.gpus import warn_of_idle_gpu
-from pilotfish.engines.passes import Pass, fill_positions, fill_rows, fill_tokens
+from pilotfish.engines.passes import Pass, Run, fill_positions, fill_rows, fill_tokens
 from pilotfish.engines.runtime import open_session
 from pilotfish.engines.slots import Slots
 from pilotfish.engines.stage_range import StageRange
@@ -133,16 +133,16 @@ class Stage(Slots):
             fed.append(Pass(item.slot, item.tokens, rows, item.parents, part))
         return fed
 
-    def _fill_inputs(self, binding: Binding, passes: Sequence[Pass]) -> int:
-        total = fill_positions(binding, passes, self._cache.lengths)
+    def _fill_inputs(self, binding: Binding, run: Run) -> int:
+        fill_positions(binding, run, self._cache.lengths)
         if self.first:
-            fill_tokens(binding, passes)
+            fill_tokens(binding, run)
         else:
-            array = binding.input("states", (total, self.width), np.float32)
+            array = binding.input("states", (run.total, self.width), np.float32)
             # `_with_states` has given each pass its states
-            states = [item.states for item in passes if item.states is not None]
+            states = [item.states for item in run.passes if item.states is not None]
             np.concatenate(states, out=array)
-        return fill_rows(binding, passes) if self.last else total
+        return fill_rows(binding, run) if self.last else run.total
 
     def _example_pass(self) -> Pass:
         tokens = np.array([0, min(1, self.artifact.manifest.vocab_size - 1)])

@@ -42,6 +42,9 @@ class Tokenizer:
     Args:
         location: an opened artifact, its directory, or a `tokenizer.json`.
 
+    Attributes:
+        special_ids: the ids of the control tokens.
+
     Raises:
         ArtifactError: if the file is missing, damaged, or of an unknown family.
     """
@@ -70,7 +73,7 @@ class Tokenizer:
         if self.is_unigram:
             check_marks(parsed, name)
         self._bytes: dict[int, bytes] = {}  # cache by token id
-        self._special = frozenset(self.special_tokens)
+        self.special_ids = frozenset(self.special_tokens)
         self._tokenizer.no_truncation()  # called because some files request truncation or padding
         self._tokenizer.no_padding()
         self._json = text
@@ -235,7 +238,7 @@ class Tokenizer:
 
     def is_special(self, id: int) -> bool:
         """Whether the id is a control token such as <|im_end|>, not text."""
-        return id in self._special
+        return id in self.special_ids
 
     @property
     def drops_first_space(self) -> bool:
@@ -311,19 +314,18 @@ class TextStream:
         self, tokenizer: Tokenizer, *, special: bool = False, visible: Collection[int] = ()
     ) -> None:
         self._tokenizer = tokenizer
-        self._keep_special = special
-        self._visible = visible
+        self._omitted: frozenset[int] = frozenset()  # ids of the tokens to omit
+        if not special:
+            self._omitted = tokenizer.special_ids
+            if visible:
+                self._omitted = self._omitted.difference(visible)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = tokenizer.drops_first_space
 
     def push(self, ids: Iterable[int]) -> str:
         """Add tokens; return the text that is now complete, which may be empty."""
-        tokenizer = self._tokenizer
-        data = b"".join(
-            tokenizer.token_bytes(id)
-            for id in ids
-            if self._keep_special or not tokenizer.is_special(id) or id in self._visible
-        )
+        token_bytes, omitted = self._tokenizer.token_bytes, self._omitted
+        data = b"".join([token_bytes(id) for id in ids if id not in omitted])
         if self._at_start and data:
             self._at_start = False
             data = data.removeprefix(b" ")

@@ -6,7 +6,6 @@ independently from the node's q. Equal candidates share a node, but each of them
 the order of the draws (docs/papers.md). A chain is the tree ⟨1, 1, …⟩.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -32,14 +31,17 @@ class Tree:
         # nodes of each inner node's candidates, in the order of draws
         self.candidates: list[tuple[int, ...]] = []
         self._level = range(1)  # nodes of the deepest level
+        self._id_array: NDArray[np.uint32] | None = None  # `_ids` as an array, once it was needed
 
     def __len__(self) -> int:
         return len(self._ids)
 
     @property
     def ids(self) -> NDArray[np.uint32]:
-        """Tokens of nodes 1…n, u32 [n]."""
-        return np.array(self._ids, dtype=np.uint32)
+        """Tokens of nodes 1…n, u32 [n]: the same array until the tree grows; do not change it."""
+        if self._id_array is None:
+            self._id_array = np.array(self._ids, dtype=np.uint32)
+        return self._id_array
 
     @property
     def parents(self) -> NDArray[np.int64]:
@@ -73,13 +75,17 @@ class Tree:
         first = len(self._ids) + 1
         for parent, tokens in zip(self._level, drawn, strict=True):
             children: dict[int, int] = {}
+            nodes = []
             for token in tokens:
-                if token not in children:
+                node = children.get(token)
+                if node is None:
                     self._ids.append(token)
                     self._parents.append(parent)
-                    children[token] = len(self._ids)
-            self.candidates.append(tuple(children[token] for token in tokens))
+                    node = children[token] = len(self._ids)
+                nodes.append(node)
+            self.candidates.append(tuple(nodes))
         self._level = range(first, len(self._ids) + 1)
+        self._id_array = None
 
     def path(self, node: int) -> list[int]:
         """Return the nodes from the root's child down to ``node``; empty for the root."""
@@ -139,7 +145,11 @@ def _numbered_from(coin: NumberedCoin, first: int) -> Coin:
 
 def nodes_at_most(expansion: Expansion) -> int:
     """Return the maximum number of nodes of a tree ⟨k₁…k_L⟩ without the root: Σ_l Π_{i≤l} kᵢ."""
-    return sum(math.prod(expansion[:level]) for level in range(1, len(expansion) + 1))
+    level = total = 1
+    for children in expansion:
+        level *= children
+        total += level
+    return total - 1
 
 
 def chain(length: int) -> list[tuple[int, ...]]:

@@ -179,6 +179,25 @@ def test_callers_wait_in_the_order_of_request(device: Device) -> None:
     assert served == [0, 1, 2, 3]
 
 
+def test_only_the_end_of_an_answer_wakes_waiting_callers(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed, wakeups = device._turns._changed, []
+    notify_all = changed.notify_all
+
+    def counted() -> None:
+        wakeups.append(threading.current_thread())
+        notify_all()
+
+    monkeypatch.setattr(changed, "notify_all", counted)
+    with device.stream("hi", **wish()) as pieces:
+        wakeups.clear()
+        assert next(pieces).tokens
+        assert next(pieces).tokens
+        assert not wakeups
+    assert wakeups
+
+
 def test_what_needs_no_turn_answers_meanwhile(device: Device) -> None:
     whole = device.generate("hi", **wish()).text
     pieces = device.stream("hi", **wish())

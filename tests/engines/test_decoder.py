@@ -248,3 +248,31 @@ def test_half_precision_is_close(tmp_path, dialect):
     )
     assert exact.std() > 1.0
     np.testing.assert_allclose(half, exact, atol=0.05)
+
+
+def test_the_inputs_of_an_earlier_shape_are_bound_again(tmp_path):
+    decoder = Decoder(tiny_artifact(tmp_path / "a", dialect=runnable()[0]))
+    tokens, rows, known = np.arange(3, 33), [], set()
+    for size in [1, 2, 1, 2, 5, 2, 1, 1, 5, 2]:
+        start = decoder.length(0)
+        (output,) = decoder.forward([Pass(0, tokens[start : start + size])])
+        rows.append(output.logits.copy())
+        binding = decoder._bindings[0, 1]
+        shapes = {(name, array.shape) for name, array in binding._inputs.items()}
+        known |= shapes
+        assert {name for name, _ in shapes} >= {"input_ids", "position_ids"}
+        assert set(binding._spares) == known  # nothing is made twice, and nothing is lost
+    same(np.concatenate(rows), whole(decoder, tokens[: sum(map(len, rows))]))
+
+
+def test_a_binding_keeps_few_bytes_for_other_shapes(tmp_path):
+    decoder = Decoder(tiny_artifact(tmp_path / "a", dialect=runnable()[0]))
+    first = whole(decoder, [4, 5]).copy()
+    binding = decoder._bindings[0, 1]
+    for size in range(1, 2000, 7):
+        binding.input("input_ids", (size,))[:] = 1
+        held = sum(array.nbytes for array, _ in binding._spares.values())
+        assert held == binding._spare_bytes <= 1 << 18
+    assert binding.input("input_ids", (1 << 20,)).shape == (1 << 20,)  # too large to keep
+    assert ("input_ids", (1 << 20,)) not in binding._spares
+    assert (whole(decoder, [4, 5]) == first).all()

@@ -14,7 +14,7 @@ from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.genai.backend import GenaiBackend
 from pilotfish.engines.manifest import GENAI
 from pilotfish.engines.onnx_decoder import Decoder
-from pilotfish.engines.passes import Pass
+from pilotfish.engines.passes import Run
 
 PROVIDERS = {"cpu": "pilotfish.engines.genai.backend:GenaiBackend"}
 
@@ -32,15 +32,13 @@ class GenaiDecoder(Decoder):
             )
         return open_backend(load, provider, self._probe, PROVIDERS)
 
-    def _fill_inputs(self, binding: Binding, passes: Sequence[Pass]) -> int:
-        [item] = passes
+    def _fill_inputs(self, binding: Binding, run: Run) -> int:
+        [item] = run.passes
         binding.input(self._input_name("input_ids"), (1, len(item.tokens)))[0] = item.tokens
         return max(item.row_count, 1)
 
-    def _fill_attention(
-        self, binding: Binding, passes: Sequence[Pass], first: int, lengths: Sequence[int]
-    ) -> None:
-        [item], [length] = passes, lengths
+    def _fill_attention(self, binding: Binding, run: Run, lengths: Sequence[int]) -> None:
+        [item], [length] = run.passes, lengths
         end = length + len(item.tokens)
         # Only the mask's sum matters. The mask is as wide as the buffers, so its shape seldom
         # changes.
