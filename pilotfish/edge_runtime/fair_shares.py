@@ -8,7 +8,7 @@ serves the owner that was served longest ago. An owner without jobs does not sav
 time, with its verification, is charged to its owners in proportion to their tokens.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _OWNERS = 1024  # upper limit of owners with recorded times
 _EQUAL_SHARE = 0.25  # share of the longest recent pass within which owners' used times are equal
@@ -48,11 +48,10 @@ class FairShares:
             longest_ago = next(iter(self._served_ns))
             del self._served_ns[longest_ago], self._used_ns[longest_ago]
 
-    def charge(self, tokens: Iterable[tuple[bytes, int]], took_ns: int) -> None:
-        """Charge the duration of a pass. tokens: owner and number of tokens of each job."""
+    def charge(self, sizes: Sequence[tuple[bytes, int]], took_ns: int) -> None:
+        """Charge the duration of a pass. sizes: owner and number of tokens of each job."""
         self._longest_ns = max(_FADE * self._longest_ns, took_ns)
-        jobs = list(tokens)
-        total = sum(size for _, size in jobs)
-        for owner, size in jobs:
+        total = sum(size for _, size in sizes)
+        for owner, size in sizes:
             if owner in self._used_ns:  # the record may have been dropped for a newer owner
                 self._used_ns[owner] += took_ns * size // total

@@ -179,7 +179,8 @@ class Scheduler:
         """Choose the jobs of the next pass, and record its start.
 
         Return the pass's number and its jobs, or None if no pass can start. patient: whether to
-        return None also while the pass should wait for devices that are due.
+        return None also while the pass should wait for devices that are due. If nothing has changed
+        since `wait_s`, the heads that it found are not looked up again.
         """
         self._read_inbox()
         heads, self._heads = self._heads, {}
