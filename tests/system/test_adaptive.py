@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +18,6 @@ from pilotfish.base.errors import (
 )
 from pilotfish.cli import main
 from pilotfish.cli.summary import summary
-from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.link_estimator import TimedReply
-from pilotfish.device_runtime.link.pending import SentRequest
 from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Generation
 from pilotfish.engines.artifact import Artifact
@@ -34,12 +31,14 @@ from tests.conftest import VOCAB, Pair
 from tests.device_runtime.test_choice_wisv import fresh, rounds
 from tests.support import web
 from tests.support.enumeration import distribution_of
+from tests.support.exchanges import Exchange, exchanges
 from tests.support.hostile import PROMPT
 from tests.support.measuring import answers as recorded
 from tests.support.measuring import measure
 from tests.support.plans import alternatives, plan
 from tests.support.thinned import thinned
 
+assert exchanges  # a fixture
 NONE_KEY = (1e6, 1.0, 0.0)
 SOME_KEY = (1.02, 0.05, 0.6)
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "max_tokens": 40, "window": 4}
@@ -139,32 +138,6 @@ def test_what_the_target_excludes_never_comes(pair: Pair, device: Device) -> Non
 # What is told
 
 
-class Asked(NamedTuple):
-    """A window as it was sent, and the verdict on it."""
-
-    message: m.Window
-    frames: Sequence[m.Buffer]
-    verdict: m.Verdict
-
-
-@pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
-    """The rounds of what is asked from now on."""
-    seen: list[Asked] = []
-    real = EdgeLink.wait
-
-    def wait(link: EdgeLink, sent: SentRequest, *rest: Any, **more: Any) -> TimedReply:
-        answer = real(link, sent, *rest, **more)
-        message, frames = sent.message, sent.frames
-        if isinstance(message, m.Window):
-            assert isinstance(answer.reply, m.Verdict)
-            seen.append(Asked(message, [bytes(frame) for frame in frames], answer.reply))
-        return answer
-
-    monkeypatch.setattr(EdgeLink, "wait", wait)
-    return seen
-
-
 def target_logits(pair: Pair, tokens: Sequence[int]) -> np.ndarray:
     """The target's, after each of the tokens, f32 [n, V]."""
     decoder = Decoder(Artifact.open(pair.target))
@@ -174,7 +147,7 @@ def target_logits(pair: Pair, tokens: Sequence[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("lambdas", [NONE_KEY, SOME_KEY])
 def test_the_deviation_is_that_of_the_logits(
-    pair: Pair, device: Device, requests: list[Asked], lambdas: tuple[float, float, float]
+    pair: Pair, device: Device, exchanges: list[Exchange], lambdas: tuple[float, float, float]
 ) -> None:
     """Worked out again from what was sent and from the target, straight from docs/wire.md."""
     tau, spared = 0.4, 0
@@ -183,18 +156,20 @@ def test_the_deviation_is_that_of_the_logits(
     )
     tokens = [*PROMPT, *answer.tokens]
     p = probabilities(target_logits(pair, tokens).astype(np.float64), Sampling(temperature=1.0))
-    assert len(requests) == len(answer.rounds)
-    for sent, round_ in zip(requests, answer.rounds, strict=True):
+    assert len(exchanges) == len(answer.rounds)
+    for sent, round_ in zip(exchanges, answer.rounds, strict=True):
+        verdict = sent.answer.reply
+        assert isinstance(verdict, m.Verdict)
         ids = decode_ids(sent.frames[0], VOCAB)
         q = decode_sparse(sent.frames[1], len(ids), VOCAB)
         expected = 0.0
-        for at in range(min(len(ids), sent.verdict.accepted + 1)):
+        for at in range(min(len(ids), verdict.accepted + 1)):
             result, relaxed = position(
                 p[round_.start + at - 1], distribution_of(q.row(at), VOCAB), tau, lambdas
             )
             expected, spared = expected + result, spared + relaxed
-        assert sent.verdict.notes[0] == pytest.approx(expected, abs=1e-4)
-        assert round_.notes["deviation"] == sent.verdict.notes[0]
+        assert verdict.notes[0] == pytest.approx(expected, abs=1e-4)
+        assert round_.notes["deviation"] == verdict.notes[0]
     assert spared > 10
     assert answer.notes["deviation"] == pytest.approx(deviation([answer]))
 

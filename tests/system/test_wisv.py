@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.cli.export import default_artifact
-from pilotfish.device_runtime.link.edge_link import EdgeLink
-from pilotfish.device_runtime.link.link_estimator import TimedReply
-from pilotfish.device_runtime.link.pending import SentRequest
 from pilotfish.device_runtime.record import Generation
 from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.artifact import Artifact
@@ -28,40 +25,17 @@ from pilotfish.wire.codecs.hidden import HIDDEN_FORMATS, hidden_bytes
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams
 from tests.bridge.test_drafter import OWN, THEIRS
 from tests.conftest import CONTEXT, HIDDEN, Pair
+from tests.support.exchanges import Exchange, exchanges
 from tests.support.hostile import PROMPT
 from tests.support.judging import random_head, saved
 from tests.support.prefill import prefill
 from tests.support.thinned import thinned
 from tests.support.tiny import tiny_artifact
 
+assert exchanges  # a fixture
 PROTOCOLS = ("wisv-full", "wisv-selective")
 THRESHOLDS = (0.0, 0.3, 0.45, 0.5, 0.55, 0.7, 1.0)
 PROMPTS = [PROMPT, [9], [*range(30, 60)], [63, 50, 4, 61, 31, 51, 53, 22]]
-
-
-class Asked(NamedTuple):
-    """One exchange of a round as it was sent."""
-
-    message: m.DeviceMessage
-    frames: Sequence[m.Buffer]
-    answer: TimedReply
-
-
-@pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
-    """What the device asks in its rounds, and what the edge says."""
-    seen: list[Asked] = []
-    real = EdgeLink.wait
-
-    def wait(link: EdgeLink, sent: SentRequest, *rest: Any, **more: Any) -> TimedReply:
-        answer = real(link, sent, *rest, **more)
-        message, frames = sent.message, sent.frames
-        if isinstance(message, m.Window | m.States):
-            seen.append(Asked(message, frames, answer))
-        return answer
-
-    monkeypatch.setattr(EdgeLink, "wait", wait)
-    return seen
 
 
 def forgiven(answer: Generation) -> int:
@@ -129,11 +103,13 @@ def test_the_default_threshold_is_the_heads(pair: Pair, device: Device, head: st
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_window_0_is_the_target_alone(device: Device, protocol: str, requests: list[Asked]) -> None:
+def test_window_0_is_the_target_alone(
+    device: Device, protocol: str, exchanges: list[Exchange]
+) -> None:
     wanted = device.generate(PROMPT, protocol="stream", max_tokens=10)
     got = device.generate(PROMPT, protocol=protocol, window=0, threshold=1.0, max_tokens=10)
     assert got.tokens == wanted.tokens
-    assert len(requests) == len(got.rounds) == 10
+    assert len(exchanges) == len(got.rounds) == 10
 
 
 @pytest.fixture
@@ -200,13 +176,13 @@ def test_to_the_end_of_the_context(pair: Pair, ending: Any) -> None:
 @pytest.mark.parametrize("form", HIDDEN_FORMATS)
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_bytes_and_round_trips_as_sent(
-    device: Device, requests: list[Asked], protocol: str, form: str
+    device: Device, exchanges: list[Exchange], protocol: str, form: str
 ) -> None:
     """wisv (5) and (7)-(10); a message's overhead is its header, whose size is bounded here."""
     options = {"threshold": 0.5, "window": 6, "max_tokens": 40, "hidden": form}
     answer = device.generate(PROMPTS[2], protocol=protocol, **options)
     assert forgiven(answer) > 0
-    left = iter(requests)
+    left = iter(exchanges)
     for each in answer.rounds:
         first = next(left)
         last = first
@@ -235,12 +211,12 @@ def test_bytes_and_round_trips_as_sent(
     assert next(left, None) is None
 
 
-def bits_up(sent: Asked) -> int:
+def bits_up(sent: Exchange) -> int:
     assert not sent.answer.resent
     return 8 * sent.answer.uplink_bytes
 
 
-def sizes(sent: Asked, form: str) -> wisv.MessageBits:
+def sizes(sent: Exchange, form: str) -> wisv.MessageBits:
     """An id has two bytes, a position one, and the codec says what a state has."""
     headers = len(m.encode(sent.message)), len(m.encode(sent.answer.reply))
     assert headers[0] <= 42
@@ -256,7 +232,7 @@ def sizes(sent: Asked, form: str) -> wisv.MessageBits:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_without_a_mismatch_nothing_is_asked_and_sent(
-    pair: Pair, edge: EdgeServer, requests: list[Asked], protocol: str
+    pair: Pair, edge: EdgeServer, exchanges: list[Exchange], protocol: str
 ) -> None:
     """The drafter is the target: one message each way."""
     with Device(pair.target, edge.endpoint, threads=1) as device:
@@ -265,7 +241,7 @@ def test_without_a_mismatch_nothing_is_asked_and_sent(
     assert got.tokens == wanted
     assert [each.inquired for each in got.rounds] == [0] * 3
     assert [len(each.tokens) for each in got.rounds] == [7] * 3  # a bonus token each
-    assert [type(item.message) for item in requests] == [m.Window] * 3
+    assert [type(item.message) for item in exchanges] == [m.Window] * 3
     assert forgiven(got) == 0
 
 
