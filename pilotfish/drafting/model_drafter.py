@@ -232,7 +232,7 @@ class ModelDrafter(Drafter):
         return Level(mix_logits(logits, rows(echoes, self.bridge.vocab_size)))
 
     def _sequence(self, tree: Tree) -> NDArray[Any]:
-        """Return the drafter's ids of the context and of the window `tree`, valid until it ends."""
+        """Return the ids of the context and of the window `tree`, valid until the next window."""
         first, end = self._written, self._context_length + len(tree)
         if first < end:
             self._ids[first:end] = self.bridge.to_draft_ids(tree.ids[first - end :])

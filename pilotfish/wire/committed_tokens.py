@@ -23,6 +23,7 @@ class CommittedTokens:
 
     def __init__(self) -> None:
         self._ids = np.empty(256, dtype=_U32)
+        self._bytes = self._ids.data.cast("B")  # the same memory
         self._length = 0
         self._hash = hashlib.blake2b(digest_size=8)
         self._marks = [self._hash.copy()]  # hashes of the first 0, _EVERY, 2 · _EVERY, … tokens
@@ -62,9 +63,9 @@ class CommittedTokens:
         if end > len(self._ids):
             grown = np.empty(max(end, 2 * len(self._ids)), dtype=_U32)
             grown[: self._length] = self.ids
-            self._ids = grown
+            self._ids, self._bytes = grown, grown.data.cast("B")
         # copied as bytes: for a round's few tokens, one numpy call takes longer than this method
-        self._ids.data.cast("B")[4 * self._length : 4 * end] = new
+        self._bytes[4 * self._length : 4 * end] = new
         hashed = self._length
         while (mark := len(self._marks) * _EVERY) <= end:
             self._hash.update(self._ids[hashed:mark].tobytes())

@@ -19,8 +19,9 @@ from pilotfish.engines.kv import HostCache
 from pilotfish.engines.runtime import open_session
 from pilotfish.engines.states import StateCache, StateStep
 
-# Limit (bytes) of the arrays that a binding keeps for other shapes of its inputs.
-_SPARE_BYTES = 1 << 18
+# Limits (bytes) of the arrays that a binding keeps for other shapes of its inputs: of all, and of
+# one, so that a wide mask displaces no others.
+_SPARE_BYTES, _MOST_SPARE_BYTES = 1 << 18, 1 << 16
 
 
 class CpuBackend(Backend):
@@ -87,7 +88,7 @@ class CpuBinding(Binding):
 
         array = np.zeros(shape, dtype)
         made = array, OrtValue.ortvalue_from_numpy(array)
-        if array.nbytes <= _SPARE_BYTES:
+        if array.nbytes <= _MOST_SPARE_BYTES:
             self._spare_bytes += array.nbytes
             if self._spare_bytes > _SPARE_BYTES:
                 self._spares.clear()
