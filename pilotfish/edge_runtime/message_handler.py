@@ -292,9 +292,12 @@ class MessageHandler:
     # Finished jobs
 
     def finish_job(self, job: Job) -> None:
-        """Apply a finished job to its session and send the reply."""
-        session = self.sessions.get(job.session)
+        """Apply a finished job to its session, send the reply, and charge the verification."""
+        self._apply_job(job)  # first, since the device waits for the reply
         self._admission.charge(job.owner, job.verify_cpu_s)
+
+    def _apply_job(self, job: Job) -> None:
+        session = self.sessions.get(job.session)
         if session is None or session.generation is None or job.cancelled:
             return
         generation = session.generation

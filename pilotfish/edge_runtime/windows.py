@@ -78,7 +78,8 @@ class WindowServer:
         _expect_position(session, window.start - pending, window.hash)
         self._expect_room(session, pending, drafted)
         draft: Draft = protocol.decode_draft(envelope.frames, self.manifest.vocab_size)
-        self._expect_room(session, pending, len(draft.ids))  # a tree may have more nodes than that
+        if len(draft.ids) > drafted:  # a tree may have more nodes than that
+            self._expect_room(session, pending, len(draft.ids))
         session.queue_prompt_scores(generation)  # if a pass over the prompt has failed
         generation.window_state = WindowState(
             envelope.client, window.start, envelope.frames, draft, received_ns

@@ -406,7 +406,7 @@ def decode_device_message(header: Buffer) -> DeviceMessage:
 def is_hint(header: Buffer) -> bool:
     """Return whether a header, valid or not, is a `Hint`'s, by its first bytes alone."""
     # a msgpack array of fewer than 16 elements, then a string of 4 bytes
-    return bytes(header[1:6]) == b"\xa4hint"
+    return header[1:6] == b"\xa4hint"
 
 
 def decode_reply(header: Buffer) -> Reply:

@@ -33,6 +33,8 @@ _THIN_LINEAR_TIMEOUTS, _USER_TIMEOUT, _RTO_MAX_MS = 16, 18, 44  # linux/tcp.h
 # The kernel gives up after this time without an acknowledgement; `Liveness` gives up earlier.
 _GIVEN_UP_MS = 60_000
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27  # asm-generic/socket.h
+# the socket class without Python's additions, which double the time of `queued_s`
+_BareSocket = socket.SocketType
 _AT_ONCE = struct.pack("ii", 1, 0)  # struct linger with 0 s: `close` resets the connection
 
 
@@ -178,7 +180,7 @@ def queued_s(descriptor: int | None) -> float:
     if descriptor is None:
         return 0.0
     try:
-        lent = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, descriptor)
+        lent = _BareSocket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, descriptor)
     except OSError:
         return 0.0
     try:
