@@ -4,9 +4,12 @@ In:  the tokens that each session commits. Out: drafts for the session's next ta
 
 The drafter runs in its own thread while the target computes; both release the interpreter lock. A
 pass of the drafter reads one token of every session that needs a draft, or a chunk of one long
-prompt. Drafting for a session stops when its last draft is unlikely to be accepted (the same rule
-as on a device). It also stops when drafts cost more than they can save: then the edge is full, and
-all cores are left to the target.
+prompt.
+
+Its model, its drafts, their acceptance and the end of drafting follow the same code as a device
+(`drafting.model`, `drafting.ahead`). Only the choice of passes is different: a device drafts for
+one session, in the thread that receives the target's tokens. And an edge also stops drafting when
+drafts cost more than they can save: then it is full, and all cores are left to the target.
 """
 
 import logging
@@ -140,10 +143,9 @@ class EdgeDrafter(threading.Thread):
     """Thread that drafts for the edge's sessions until it is closed; only it uses the model.
 
     model: the drafter, with a slot for each session: the session's slot in the target. draft_cost:
-    function that returns the present cost of a draft, in tokens. ends: the target's end
-    tokens. changed: condition that guards all trails; notified when a trail may need a draft.
-    comparisons: pairs (sampling parameters, comparison of drafts with committed tokens) to learn
-    from.
+    function that returns the present cost of a draft, in tokens. ends: the target's end tokens.
+    changed: condition that guards all trails; notified when a trail may need a draft. comparisons:
+    pairs (sampling parameters, comparison of drafts with committed tokens) to learn from.
     """
 
     def __init__(
