@@ -84,7 +84,8 @@ class Edge:
         while self.scheduler.wait_s() is not None:
             batch = self.scheduler.next_batch()
             if batch is not None:
-                self.scheduler.target.start(batch.number, batch.works)
+                number, jobs = batch
+                self.scheduler.target.start(number, [job.work for job in jobs])
             for scores in self.scheduler.target.collect_scores():
                 for job in self.scheduler.finish_pass(scores):
                     self.service.finish_job(job)

@@ -75,7 +75,8 @@ class EdgeLoop(ServingLoop):
         batch = self._scheduler.next_batch(patient=True)
         self._receiver.begin()  # receives messages during the pass
         if batch is not None:
-            self._target.start(batch.number, batch.works)
+            number, jobs = batch
+            self._target.start(number, [job.work for job in jobs])
         done = [
             job
             for scores in self._target.collect_scores()

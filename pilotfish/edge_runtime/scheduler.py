@@ -6,11 +6,8 @@ Out: the finished jobs, in the order in which their passes finish.
 Windows of several devices share a pass. A long prompt is read in chunks, between the passes of the
 windows; so it delays a window by at most one chunk. Jobs of one slot keep their order.
 
-Owners share the target's time fairly. The next pass serves the owner that has used the least time;
-among owners with equal times, it serves the owner that was served longest ago. An owner without
-jobs does not save up time. A pass's time, with its verification, is charged to its jobs in
-proportion to their positions. If windows of several owners wait, a pass takes at most `CHUNK`
-positions from each owner.
+Owners share the target's time fairly (`fair_shares`). If windows of several owners wait, a pass
+takes at most `CHUNK` tokens from each owner.
 
 A local target computes one pass at a time. Other targets have several lanes, and stages that work
 on different passes at the same time. Their passes start as soon as a lane has room, and waiting
@@ -29,7 +26,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +36,7 @@ from pilotfish.base.shortage import shortage
 from pilotfish.edge_runtime.client_errors import is_client_error
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.fair_shares import FairShares
 from pilotfish.edge_runtime.targets.target import Scores, Target
 from pilotfish.engines.engine import CHUNK, Work
 from pilotfish.engines.language_model import Output
@@ -51,9 +49,6 @@ _COSTLY_S = 0.01  # processor time (s) above which a verification is costly; one
 _POSTPONED_S = 0.02  # interval (s) between checks whether an owner still owes time
 NARROW = 32  # upper limit of a session's tokens in a pass over windows; more count as a prompt
 _PATIENCE = 0.125  # longest wait for devices that are due, as a share of a pass's duration
-_OWNERS = 1024  # upper limit of owners with recorded times
-_EQUAL_SHARE = 0.25  # share of the longest recent pass within which owners' used times are equal
-_FADE = 0.99  # factor by which the longest recent pass's duration shrinks at each pass
 _LATE = 1.25  # time until a device counts as overdue, as a multiple of its last turnaround
 
 
@@ -93,28 +88,15 @@ class Job:
     hints: AttachableHints | None = None
     work: Work = field(init=False)  # its work in the next pass or in the pass under way
     size: int = field(init=False)  # number of tokens that this work computes
+    pass_ns: int = 0  # start of the pass with this work
     queued_ns: int = field(default_factory=time.monotonic_ns)
-    started_ns: int = 0
+    started_ns: int = 0  # start of its first pass
     done_ns: int = 0
     verify_cpu_s: float = 0.0  # processor seconds that ``verify`` took
     expected_cpu_s: float = 0.0  # processor seconds that ``verify`` is expected to take
     decision: Decision | StatesNeeded | None = None
     error: Exception | None = None
     cancelled: bool = False
-
-
-class Batch(NamedTuple):
-    """A target pass under way, and the jobs that share it."""
-
-    number: int
-    lane: int
-    jobs: list[Job]
-    started_ns: int
-
-    @property
-    def works(self) -> list[Work]:
-        """Works of the pass, one per job."""
-        return [job.work for job in self.jobs]
 
 
 class Scheduler:
@@ -140,7 +122,7 @@ class Scheduler:
         self._inbox: deque[Job] = deque()
         self._waiting: dict[int, deque[Job]] = {}  # slot → jobs; the first may be in a batch
         self._numbers = count()
-        self._batches: dict[int, Batch] = {}  # batches under way
+        self._batches: dict[int, list[Job]] = {}  # number of a pass under way → its jobs
         self._computing: set[int] = set()  # slots of batches under way
         self._under_way = [0] * target.lanes  # number of batches under way in each lane
         self._sessions: dict[int, tuple[bytes, bytes]] = {}  # slot → owner and session
@@ -149,12 +131,9 @@ class Scheduler:
         # lane → duration of the last pass over windows; lane → end of the last pass
         self._pass_ns: dict[int, int] = {}
         self._free_ns: dict[int, int] = {}
-        self._served_ns: dict[bytes, int] = {}  # owner → start of its last pass, oldest first
-        # owner → used target time. An owner that returns after a pause starts at ``_least_ns``, the
-        # least used time of the owners that waited at the last pass.
-        self._used_ns: dict[bytes, int] = {}
-        self._least_ns = 0
-        self._longest_ns = 0.0  # duration of the longest recent pass; decays
+        self._shares = FairShares()
+        # lane → next job of each of its slots, as `wait_s` found them; {} after a change
+        self._heads: Mapping[int, list[Job]] = {}
         self.passes = 0
 
     def submit(self, job: Job) -> None:
@@ -164,10 +143,10 @@ class Scheduler:
     def wait_s(self) -> float | None:
         """Return the seconds to wait for more jobs before the next pass; None: no job waits."""
         self._read_inbox()
-        heads = self._heads()
-        if not heads:
+        self._heads = self._find_heads()
+        if not self._heads:
             return _POSTPONED_S if self._postponed else None
-        return self._next(heads)[0]
+        return self._next(self._heads)[0]
 
     def _next(self, heads: Mapping[int, Sequence[Job]]) -> tuple[float, int]:
         """Return the seconds that the next pass should wait, and its lane."""
@@ -196,34 +175,34 @@ class Scheduler:
         self._plan(first)
         return (latest_ns - now_ns) * 1e-9 if first.size <= NARROW else 0.0
 
-    def next_batch(self, *, patient: bool = False) -> Batch | None:
-        """Choose the jobs of the next pass and record its start; return None if none can start.
+    def next_batch(self, *, patient: bool = False) -> tuple[int, list[Job]] | None:
+        """Choose the jobs of the next pass, and record its start.
 
-        patient: whether to return None also while the pass should wait for devices that are due.
+        Return the pass's number and its jobs, or None if no pass can start. patient: whether to
+        return None also while the pass should wait for devices that are due. If nothing has changed
+        since `wait_s`, the heads that it found are not looked up again.
         """
         self._read_inbox()
-        heads = self._heads()  # call it once, since other threads may cancel jobs meanwhile
+        heads, self._heads = self._heads, {}
+        if not heads or any(job.cancelled for jobs in heads.values() for job in jobs):
+            heads = self._find_heads()
         if not heads:
             return None
         wait_s, lane = self._next(heads)
         if patient and wait_s > 0.0:
             return None
         jobs = self._choose(lane, heads[lane])
-        started_ns = self._clock()
+        now_ns = self._clock()
         for job in jobs:
             self._give_slot(job)
             self._computing.add(job.slot)
-            job.started_ns = job.started_ns or started_ns
-            self._served_ns.pop(job.owner, None)
-            self._served_ns[job.owner] = started_ns
-            self._used_ns[job.owner] = max(self._used_ns.get(job.owner, 0), self._least_ns)
-        while len(self._served_ns) > _OWNERS:
-            longest_ago = next(iter(self._served_ns))
-            del self._served_ns[longest_ago], self._used_ns[longest_ago]
-        batch = Batch(next(self._numbers), lane, jobs, started_ns)
-        self._batches[batch.number] = batch
+            job.pass_ns = now_ns
+            job.started_ns = job.started_ns or now_ns
+        self._shares.start_pass((job.owner for job in jobs), now_ns)
         self._under_way[lane] += 1
-        return batch
+        number = next(self._numbers)
+        self._batches[number] = jobs
+        return number, jobs
 
     def _give_slot(self, job: Job) -> None:
         """Empty the job's slot if its tokens are another session's, so that nothing leaks to it.
@@ -239,12 +218,13 @@ class Scheduler:
             job = self._inbox.popleft()
             if job.cancelled:
                 continue
+            self._heads = {}
             self._waiting.setdefault(job.slot, deque()).append(job)
             answered_ns = self._answered_ns.pop(job.slot, None)
             if answered_ns is not None:
                 self._turnaround_ns[job.slot] = job.queued_ns - answered_ns
 
-    def _heads(self) -> dict[int, list[Job]]:
+    def _find_heads(self) -> dict[int, list[Job]]:
         """Return lane → next job of each of its slots, by priority; drop cancelled jobs.
 
         Lanes without room for a pass are left out.
@@ -262,8 +242,7 @@ class Scheduler:
                 self._postponed = True
             elif self._under_way[lane := slot % self.target.lanes] < self.target.depth:
                 heads.setdefault(lane, []).append(queue[0])
-        used_ns = [self._used_ns.get(job.owner, 0) for jobs in heads.values() for job in jobs]
-        self._least_ns = max(self._least_ns, min(used_ns, default=0))
+        self._shares.update_least(job.owner for jobs in heads.values() for job in jobs)
         for jobs in heads.values():
             jobs.sort(key=self._priority)
         return heads
@@ -299,11 +278,8 @@ class Scheduler:
                 self._plan(job)
 
     def _priority(self, job: Job) -> tuple[int, int, int]:
-        """Return a job's sort key: the owner's used time, the owner's last pass, the job's age."""
-        used_ns = self._used_ns.get(job.owner, 0)
-        if used_ns <= self._least_ns + _EQUAL_SHARE * self._longest_ns:
-            used_ns = 0
-        return used_ns, self._served_ns.get(job.owner, 0), job.queued_ns
+        """Return a job's sort key: its owner's priority, then its age."""
+        return *self._shares.priority(job.owner), job.queued_ns
 
     def _plan(self, job: Job) -> None:
         """Set the job's work in the next pass: the whole job, or one chunk of a long prompt.
@@ -325,55 +301,49 @@ class Scheduler:
 
     def finish_pass(self, scores: Scores) -> list[Job]:
         """Verify the jobs that a pass has completed; return these jobs in order."""
-        batch = self._batches.pop(scores.number)
+        jobs = self._batches.pop(scores.number)
+        self._heads = {}
         done = []
         if scores.error is not None:
             error = _log_failure(scores.error, "a target pass failed")
             self._metrics.failed_passes += 1
-            for job in batch.jobs:
+            for job in jobs:
                 job.error = error
                 done.append(job)
         else:
-            for job, output in zip(batch.jobs, scores.outputs, strict=True):
+            for job, output in zip(jobs, scores.outputs, strict=True):
                 if len(job.work.tokens) == len(job.tokens):
                     _decide(job, output)
                     done.append(job)
                 else:
                     job.queued_ns = self._clock()  # puts its next chunk after the waiting windows
         now_ns = self._clock()
-        self._record_pass(batch, now_ns)
+        self._record_pass(jobs, now_ns)
         for job in done:
             job.done_ns = now_ns
             self._finish_job(job)
         return done
 
-    def _record_pass(self, batch: Batch, now_ns: int) -> None:
+    def _record_pass(self, jobs: Sequence[Job], now_ns: int) -> None:
         """Record a finished pass's duration, and free its slots and lane."""
         self.passes += 1
-        self._free_ns[batch.lane] = now_ns
-        self._under_way[batch.lane] -= 1
-        tokens = sum(job.size for job in batch.jobs)
-        self._charge(batch, now_ns, tokens)
-        for job in batch.jobs:
-            self._computing.discard(job.slot)
-        narrow = max(job.size for job in batch.jobs) <= NARROW
+        lane = jobs[0].slot % self.target.lanes
+        self._free_ns[lane] = now_ns
+        self._under_way[lane] -= 1
+        took_ns = now_ns - jobs[0].pass_ns
+        self._shares.charge([(job.owner, job.size) for job in jobs], took_ns)
+        self._computing.difference_update(job.slot for job in jobs)
+        tokens = sum(job.size for job in jobs)
+        narrow = max(job.size for job in jobs) <= NARROW
         if narrow:
-            self._pass_ns[batch.lane] = now_ns - batch.started_ns
-        # prompts are left out: a position of a prompt costs less than a draft
-        if narrow and all(job.verify is not None for job in batch.jobs):
-            self.draft_cost.record_pass(tokens, self._pass_ns[batch.lane] * 1e-9)
+            self._pass_ns[lane] = took_ns
+        # prompts are left out: a token of a prompt costs less than a draft
+        if narrow and all(job.verify is not None for job in jobs):
+            self.draft_cost.record_pass(tokens, took_ns * 1e-9)
         else:
             self.draft_cost.skip_pass()
-        self._metrics.batch_sessions.add(len(batch.jobs))
+        self._metrics.batch_sessions.add(len(jobs))
         self._metrics.pass_tokens.add(tokens)
-
-    def _charge(self, batch: Batch, now_ns: int, tokens: int) -> None:
-        """Charge each owner its share of the time of a pass over ``tokens`` tokens in total."""
-        took_ns = now_ns - batch.started_ns
-        self._longest_ns = max(_FADE * self._longest_ns, took_ns)
-        for job in batch.jobs:
-            if job.owner in self._used_ns:  # the record may have been dropped for a newer owner
-                self._used_ns[job.owner] += took_ns * job.size // tokens
 
     def _finish_job(self, job: Job) -> None:
         queue = self._waiting[job.slot]

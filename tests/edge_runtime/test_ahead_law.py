@@ -119,7 +119,8 @@ class Edge:
         batch = self._scheduler.next_batch()
         if batch is None:
             return False
-        self._target.start(batch.number, batch.works)
+        number, jobs = batch
+        self._target.start(number, [job.work for job in jobs])
         for scores in self._target.collect_scores():
             for job in self._scheduler.finish_pass(scores):
                 self._service.finish_job(job)

@@ -76,9 +76,10 @@ def test_a_pass_under_way_brings_no_more_than_was_pulled_last(
         edge.deliver(session.pull(20))
         batch = edge.scheduler.next_batch()
         assert batch is not None
-        assert [work.rows for work in batch.works] == [7], "the hints did not come along"
+        assert [job.work.rows for job in batch[1]] == [7], "the hints did not come along"
         edge.deliver(session.pull(count))
-        edge.scheduler.target.start(batch.number, batch.works)
+        number, jobs = batch
+        edge.scheduler.target.start(number, [job.work for job in jobs])
         for job in collect(edge.scheduler):
             edge.service.finish_job(job)
         assert taken(edge) == text[:sent]
@@ -123,7 +124,8 @@ def test_an_end_token_within_a_run(pair: Pair, less: bool) -> None:
         assert batch is not None
         if less:
             edge.deliver(session.pull(1))
-        edge.scheduler.target.start(batch.number, batch.works)
+        number, jobs = batch
+        edge.scheduler.target.start(number, [job.work for job in jobs])
         for job in collect(edge.scheduler):
             edge.service.finish_job(job)
         sent = taken(edge)

@@ -160,7 +160,7 @@ def test_the_prompts_outlive_a_failed_pass(long_pair: Pair) -> None:
         edge.turn()  # tells of some
         batch = edge.scheduler.next_batch()
         assert batch is not None
-        for job in edge.scheduler.finish_pass(Scores(batch.number, error=TargetLostError("gone"))):
+        for job in edge.scheduler.finish_pass(Scores(batch[0], error=TargetLostError("gone"))):
             edge.service.finish_job(job)
         edge.fails("target-lost")
         edge.deliver(session.pull(1))

@@ -36,12 +36,13 @@ class Edge:
         """Make one pass; returns the slots whose jobs are done."""
         batch = self.scheduler.next_batch()
         assert batch is not None
-        self.target.start(batch.number, batch.works)
-        self.firsts.append(self._owners[batch.works[0].slot])
-        for each in batch.jobs:
+        number, jobs = batch
+        self.target.start(number, [each.work for each in jobs])
+        self.firsts.append(self._owners[jobs[0].slot])
+        for each in jobs:
             self.used[self._owners[each.slot]] += each.size
-        self.clock.now_ns += (5 + sum(each.size for each in batch.jobs)) * MS
-        self.target.finish(batch.number)
+        self.clock.now_ns += (5 + sum(each.size for each in jobs)) * MS
+        self.target.finish(number)
         return [done.slot for done in collect(self.scheduler)]
 
 
@@ -142,7 +143,7 @@ def test_a_shared_pass_is_as_wide_as_its_owners_shares(alone: bool) -> None:
 
 
 def test_owners_that_are_forgotten_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pilotfish.edge_runtime.scheduler._OWNERS", 3)
+    monkeypatch.setattr("pilotfish.edge_runtime.fair_shares._OWNERS", 3)
     edge = Edge()
     for slot in range(9):
         edge.ask(slot, bytes([slot]), 60)
@@ -150,4 +151,42 @@ def test_owners_that_are_forgotten_are_served(monkeypatch: pytest.MonkeyPatch) -
     while edge.scheduler.wait_s() is not None:
         done += edge.turn()
     assert sorted(done) == list(range(9))
-    assert len(edge.scheduler._used_ns) == 3
+    assert len(edge.scheduler._shares._used_ns) == 3
+
+
+def test_a_step_looks_once_at_each_slots_next_job() -> None:
+    """`wait_s` looks, and `next_batch` starts what it found."""
+    edge = Edge()
+    looks: list[bytes] = []
+    edge.scheduler.over_budget = lambda owner: bool(looks.append(owner))
+    for slot, owner in enumerate((LONG, SHORT)):
+        edge.ask(slot, owner, 4)
+    assert edge.scheduler.wait_s() == 0.0
+    assert edge.turn() == [0, 1]
+    assert looks == [LONG, SHORT]
+
+
+def test_what_changes_between_a_look_and_the_pass_counts() -> None:
+    edge = Edge()
+    for slot in range(3):
+        edge.ask(slot, SHORT, 4)
+    dropped = job(3, [1, 2], edge.clock, LONG, rows=2)
+    edge.scheduler.submit(dropped)
+    assert edge.scheduler.wait_s() == 0.0
+    dropped.cancelled = True
+    assert edge.turn() == [0, 1, 2]
+    edge.ask(0, SHORT, 4)
+    assert edge.scheduler.wait_s() == 0.0
+    edge.ask(1, SHORT, 4)
+    assert edge.turn() == [0, 1]
+    edge.ask(0, SHORT, 4)
+    edge.ask(1, SHORT, 4)
+    batch = edge.scheduler.next_batch()
+    assert batch is not None
+    number, jobs = batch
+    edge.ask(2, SHORT, 4)
+    assert edge.scheduler.wait_s() is None  # the only lane is in use
+    edge.target.start(number, [each.work for each in jobs])
+    edge.target.finish(number)
+    assert [done.slot for done in collect(edge.scheduler)] == [0, 1]
+    assert edge.turn() == [2]

@@ -224,7 +224,8 @@ def test_what_is_cancelled_during_its_pass_has_no_verdict(pair) -> None:
         batch = edge.scheduler.next_batch()
         assert batch is not None
         edge.deliver([m.encode(m.Cancel(session=session.id, generation=session.generation))])
-        edge.scheduler.target.start(batch.number, batch.works)
+        number, jobs = batch
+        edge.scheduler.target.start(number, [job.work for job in jobs])
         for job in collect(edge.scheduler):
             edge.service.finish_job(job)
         assert edge.replies == []

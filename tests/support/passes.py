@@ -9,7 +9,8 @@ def run(scheduler: Scheduler) -> list[Job]:
     """Start a pass if one can start, and return the finished jobs."""
     batch = scheduler.next_batch()
     if batch is not None:
-        scheduler.target.start(batch.number, batch.works)
+        number, jobs = batch
+        scheduler.target.start(number, [job.work for job in jobs])
     return collect(scheduler)
 
 

@@ -30,15 +30,15 @@ OWNERS = {
     "LlamaDecoder": ("_tokens",),
     "SlotContents": ("_ids", "_chains", "_parents"),
 }
-# What carries a session's work from the scheduler to the graph: what the scheduler takes, what it
-# gives to a target, what goes to a node, what an engine reads.
+# What carries a session's work from the scheduler to the graph: in a process, what the scheduler
+# takes, what it gives to a target, what an engine and its graph read; to a node, the message. What
+# a target records of a pass while nodes compute it is listed apart.
 TYPES = {
-    "from job to graph": (
-        *("Job", "Batch", "Span", "RemotePass", "Item", "Step", "Work", "Pass", "StatePass"),
-    ),
-    "of a pass under way at one kind of target": (
-        *("_PipelinePass", "_EnsemblePass", "_ReplicaPass", "_SentStep", "_OpenStep"),
-        "SlotGrowth",
+    "from job to graph": ("Job", "Batch", "Span", "Work", "Pass", "StatePass"),
+    "from target to node": ("WorkFrames", "Item", "Step"),
+    "of a pass under way at nodes": (
+        *("RemotePass", "_PipelinePass", "_EnsemblePass", "_ReplicaPass", "_SentStep"),
+        *("_OpenStep", "SlotGrowth"),
     ),
     "from graph to job": ("Output", "Scored", "StageResult", "Scores"),
 }
