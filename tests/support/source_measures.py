@@ -34,7 +34,7 @@ OWNERS = {
 # takes, what it gives to a target, what an engine and its graph read; to a node, the message. What
 # a target records of a pass while nodes compute it is listed apart.
 TYPES = {
-    "from job to graph": ("Job", "Batch", "Span", "Work", "Pass", "StatePass"),
+    "from job to graph": ("Job", "Batch", "Span", "Work", "Pass", "StatePass", "Run"),
     "from target to node": ("WorkFrames", "Item", "Step"),
     "of a pass under way at nodes": (
         *("RemotePass", "_PipelinePass", "_EnsemblePass", "_ReplicaPass", "_SentStep"),
