@@ -137,9 +137,10 @@ def _charge_by_most_memory(counters: Collection[ReceiveCounter], charge: int) ->
     A connection without an incomplete message has a part too, but is not charged.
     """
     shares = [_most_memory(each.new_bytes, each.new_segments) for each in counters]
+    total = sum(shares)
     for each, share in zip(counters, shares, strict=True):
         if share and each.incomplete:
-            each.overhead_bytes += charge * share // sum(shares)
+            each.overhead_bytes += charge * share // total
 
 
 def clear_overhead(cut: Collection[ReceiveCounter], others: Collection[ReceiveCounter]) -> None:
