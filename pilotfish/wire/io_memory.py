@@ -6,8 +6,11 @@ counts. (CURVE adds 35 bytes to each frame; there memory is at most 4 times the 
 on bytes suffices.) ZeroMQ does not report how many frames of a message it holds. But one thread of
 a ZeroMQ context reads all its connections, and for each thread the kernel counts the pages that it
 touches for the first time (minor faults). If that thread touches more memory than the bytes that it
-read explain, the rest is charged to the connections that it read, in proportion to the most memory
-that each may have caused: what its bytes take as tiny frames, and a buffer for each TCP segment.
+read explain, the rest is charged to the connections that it read. A large frame takes only its own
+size, whatever segments bring it. So the connections with the smallest TCP segments are charged
+first, each with at most a buffer for each segment. What these buffers do not explain is charged to
+all in proportion to the most memory that each may have caused: what its bytes take as tiny frames,
+and the buffers.
 Model passes, grammars and a device's models do not disturb the count: other threads run them.
 """
 
@@ -31,6 +34,9 @@ _MAX_MEMORY_PER_BYTE = 32  # bytes of memory that one byte of tiny frames takes
 # ZeroMQ reads into a buffer of this size (bytes), which even one small frame keeps. A read takes a
 # segment or more, so there are at most as many buffers as segments, besides full ones.
 _BUFFER_BYTES = 8192
+# A connection that was cut explains no charge of one whose bytes take more than this factor times
+# as much memory as its own bytes. With full segments of any network the factor is under 1.5.
+_MAX_MEMORY_RATIO = 2
 # Maximum memory (bytes) that is explained by bytes read, but that the thread touches only later.
 _MAX_CREDIT_BYTES = 8 << 20
 # If a connection ended, its last bytes are unknown, and it may have caused the touched memory. So
@@ -95,28 +101,65 @@ class OverheadMeter:
     ) -> None:
         """Charge the unexplained bytes to these connections.
 
-        Each is charged in proportion to the most memory that it may have caused.
+        Those with the smallest segments are charged first, and the rest is charged in proportion to
+        the most memory that each may have caused.
         connection_ended: a connection has ended since the last call.
         """
         read = sum(each.new_bytes for each in counters)
         self._unexplained_bytes -= _EXPLAINED_PER_BYTE * read
         if self._unexplained_bytes > 0:
-            shares = [_most_memory(each.new_bytes, each.new_segments) for each in counters]
-            parts = sum(shares) * (_ENDED_DIVISOR if connection_ended else 1)
-            for each, share in zip(counters, shares, strict=True):
-                if share and each.incomplete:
-                    each.overhead_bytes += self._unexplained_bytes * share // parts
+            charge = self._unexplained_bytes // (_ENDED_DIVISOR if connection_ended else 1)
+            _charge_by_most_memory(counters, _charge_buffers(counters, charge))
+            for each in counters:
                 each.shared_overhead_bytes += self._unexplained_bytes
             self._unexplained_bytes = 0
         self._unexplained_bytes = max(self._unexplained_bytes, -_MAX_CREDIT_BYTES)
 
 
+def _charge_buffers(counters: Collection[ReceiveCounter], charge: int) -> int:
+    """Charge connections for the buffers of their segments, and return what is left to charge.
+
+    The connections with the smallest segments come first. None is charged more than a buffer for
+    each segment, less the memory that its bytes explain.
+    """
+    reading = [each for each in counters if each.new_bytes and each.incomplete]
+    for each in sorted(reading, key=lambda each: each.new_bytes / max(1, each.new_segments)):
+        buffers = _BUFFER_BYTES * each.new_segments - _EXPLAINED_PER_BYTE * each.new_bytes
+        part = min(charge, max(0, buffers))
+        each.overhead_bytes += part
+        charge -= part
+    return charge
+
+
+def _charge_by_most_memory(counters: Collection[ReceiveCounter], charge: int) -> None:
+    """Charge connections in proportion to the most memory that each may have caused.
+
+    A connection without an incomplete message has a part too, but is not charged.
+    """
+    shares = [_most_memory(each.new_bytes, each.new_segments) for each in counters]
+    total = sum(shares)
+    for each, share in zip(counters, shares, strict=True):
+        if share and each.incomplete:
+            each.overhead_bytes += charge * share // total
+
+
 def clear_overhead(cut: Collection[ReceiveCounter], others: Collection[ReceiveCounter]) -> None:
-    """Reduce the charges of ``others`` by the memory that the ``cut`` connections can explain."""
-    most = sum(_most_memory(each.incomplete_bytes, each.incomplete_segments) for each in cut)
-    rest = max(0.0, 1.0 - most / max(1, *(each.shared_overhead_bytes for each in cut)))
-    for each in others:
-        each.overhead_bytes = int(rest * each.overhead_bytes)
+    """Reduce the charges of ``others`` by the memory that the ``cut`` connections can explain.
+
+    Connections with large segments do not explain what those with far smaller ones are charged.
+    """
+    shared = max(1, *(each.shared_overhead_bytes for each in cut))
+    for other in others:
+        ratio = _memory_ratio(other) / _MAX_MEMORY_RATIO
+        able = [each for each in cut if _memory_ratio(each) >= ratio]
+        most = sum(_most_memory(each.incomplete_bytes, each.incomplete_segments) for each in able)
+        other.overhead_bytes = int(max(0.0, 1.0 - most / shared) * other.overhead_bytes)
+
+
+def _memory_ratio(counter: ReceiveCounter) -> float:
+    """Return the maximum memory that an incomplete message takes for each of its bytes."""
+    read_bytes = max(1, counter.incomplete_bytes)
+    return _most_memory(read_bytes, counter.incomplete_segments) / read_bytes
 
 
 def _most_memory(read_bytes: int, segments: int) -> int:

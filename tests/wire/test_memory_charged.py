@@ -18,7 +18,7 @@ import zmq
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
 from pilotfish.wire.channel import EdgeChannel
-from pilotfish.wire.io_memory import OverheadMeter
+from pilotfish.wire.io_memory import MAX_OVERHEAD_BYTES, OverheadMeter, clear_overhead
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 from pilotfish.wire.link.tcp import Volume
 from pilotfish.wire.memory_watch import MemorySample, ReceiveCounter
@@ -230,20 +230,85 @@ def test_of_too_much_under_way_in_all_no_more_is_cut_than_must_be() -> None:
             await_message(lambda: served_size(listener), 8 * 120_000)
 
 
-def test_small_frames_that_come_alone_are_charged_a_buffer_each() -> None:
-    """One peer sends 20,000 bytes in two segments, another 100,000 in frames of 36 bytes each."""
+@pytest.fixture
+def meter() -> Iterator[OverheadMeter]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    try:
-        meter, honest, hostile = (
-            OverheadMeter(context),
-            ReceiveCounter(False),
-            ReceiveCounter(False),
-        )
-        meter._unexplained_bytes = 20 << 20
-        sample = MemorySample(time.monotonic(), urgent=True)
-        for counter, read, segments in ((honest, 20_000, 2), (hostile, 100_000, 2778)):
-            counter.update(Volume(read, read, 0, segments=segments), sample, drained=False)
-        meter.charge([honest, hostile])
-    finally:
-        context.destroy(linger=0)
+    yield OverheadMeter(context)
+    context.destroy(linger=0)
+
+
+def read_more(counter: ReceiveCounter, size: int, segments: int) -> None:
+    """Have ZeroMQ read ``size`` more bytes of a message, which came in so many segments."""
+    read, segments = counter._read + size, counter._segments + segments
+    sample = MemorySample(time.monotonic(), urgent=True)
+    counter.update(Volume(read, read, 0, segments=segments), sample, drained=False)
+
+
+def test_small_frames_that_come_alone_are_charged_a_buffer_each(meter: OverheadMeter) -> None:
+    """One peer sends 20,000 bytes in two segments, another 100,000 in frames of 36 bytes each.
+
+    More memory is touched than buffers take.
+    """
+    honest, hostile = ReceiveCounter(False), ReceiveCounter(False)
+    meter._unexplained_bytes = 40 << 20
+    read_more(honest, 20_000, 2)
+    read_more(hostile, 100_000, 2778)
+    meter.charge([honest, hostile])
     assert hostile.overhead_bytes > 30 * honest.overhead_bytes > 0
+
+
+@pytest.mark.parametrize("tricklers", [1, 2, 8])
+@pytest.mark.parametrize("segment", [1460, 32_768])
+def test_a_large_frame_is_not_charged_the_buffers_of_others(
+    meter: OverheadMeter, tricklers: int, segment: int
+) -> None:
+    """A frame comes at 1 MB/s, beside 2000 frames a second of 64 bytes, each in its own segment."""
+    honest, hostile = ReceiveCounter(False), [ReceiveCounter(False) for _ in range(tricklers)]
+    for each in hostile:
+        read_more(each, 8000, 1)  # a message has begun
+    alone = 2000 // 25 // tricklers  # frames of each in a check, of which a second has 25
+    for _ in range(25 * 20):
+        size = 40_000 // segment * segment
+        read_more(honest, size, size // segment)
+        for each in hostile:
+            read_more(each, 66 * alone, alone)
+        meter._unexplained_bytes += size + 8192 * alone * tricklers
+        meter.charge([honest, *hostile])
+    assert honest.overhead_bytes == 0
+    assert sum(each.overhead_bytes for each in hostile) > 20 * MAX_OVERHEAD_BYTES
+
+
+def test_who_sends_large_segments_does_not_explain_the_buffers_of_small_ones(
+    meter: OverheadMeter,
+) -> None:
+    """The memory of whoever is cut clears others only if they send no smaller segments."""
+    large, small, cut = (ReceiveCounter(False) for _ in range(3))
+    for counter, segments in ((large, 7), (small, 200), (cut, 5)):
+        read_more(counter, 10_000, segments)
+        counter.overhead_bytes, counter.shared_overhead_bytes = 200_000, 300_000
+    clear_overhead([cut], [large, small])
+    assert large.overhead_bytes == 0
+    assert small.overhead_bytes == 200_000
+
+
+@pytest.mark.timing  # on a busy machine several frames come together, and take no memory
+def test_a_slow_large_frame_stays_beside_who_sends_small_ones_alone() -> None:
+    """Three peers send lone frames of 64 bytes until they are cut; the frame comes as fast."""
+    size, rest = 16 << 20, 16 << 20
+    with listening() as listener, ExitStack() as stack:
+        honest, *hostile = (stack.enter_context(shake_hands(listener.endpoint)) for _ in range(4))
+        count, end_s = len(hostile), time.monotonic() + 60.0
+        honest.sendall(b"\x02" + struct.pack(">Q", size))
+        while hostile:
+            assert time.monotonic() < end_s
+            for each in list(hostile):
+                try:
+                    each.sendall(b"\x01\x40" + bytes(64))
+                except OSError:
+                    hostile.remove(each)
+            honest.sendall(bytes(730))
+            rest -= 730
+            time.sleep(0.0005)
+        assert listener.connections.cuts == {UNFINISHED: count}
+        honest.sendall(bytes(rest))
+        await_message(lambda: served_size(listener), size)
