@@ -8,6 +8,7 @@ Existing files and folders keep their modes.
 """
 
 import os
+import stat
 from pathlib import Path
 
 PRIVATE = 0o600
@@ -34,6 +35,34 @@ def write_whole(path: Path, content: bytes, mode: int, *, group: int | None = No
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write a command's results to the path that the caller named.
+
+    A file is replaced as a whole and keeps its mode; a link to a file stays a link. A pipe, or a
+    file of /dev or /proc, is written in place. Raises `OSError`, which names the path.
+    """
+    try:
+        try:
+            status = path.stat()
+        except FileNotFoundError:
+            status = None
+        is_file = status is None or stat.S_ISREG(status.st_mode)
+        if is_file and path.absolute().parts[1] not in ("dev", "proc"):
+            mode = 0o666 & ~_umask() if status is None else stat.S_IMODE(status.st_mode)
+            write_whole(path.resolve(), content, mode)
+        else:
+            path.write_bytes(content)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def _umask() -> int:
+    """Return the process's umask, which can only be read by setting it."""
+    mask = os.umask(0o077)  # another thread's file would be more private, never less
+    os.umask(mask)
+    return mask
 
 
 def partial_path(path: Path) -> Path:

@@ -9,11 +9,12 @@ description has no flag. A field with a struct as its type is a group of setting
 ``live``; if the field has a title, the help shows the group, too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from types import NoneType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import msgspec
 from msgspec import NODEFAULT, Meta, Struct, structs
 
 REQUIRED = NODEFAULT
@@ -118,6 +119,18 @@ def with_live_changes(old: _Settings, new: _Settings) -> _Settings:
     """Return ``old`` with the values of ``new`` for settings that a running daemon can change."""
     live = [setting.name for setting in settings(type(old)) if setting.extra.get("live")]
     return structs.replace(old, **{name: getattr(new, name) for name in live})
+
+
+def converted(values: Mapping[str, Any], struct: type[_Settings]) -> _Settings:
+    """Return a struct with these values; `ValueError` names the field with a faulty value."""
+    try:
+        return msgspec.convert(values, struct)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error).replace("`$.", "`")) from error
+    except UnicodeEncodeError as error:  # msgspec raises it for such a text in place of a number
+        text = ascii(error.object)
+        name = next(name for name, value in values.items() if text[1:-1] in ascii(value))
+        raise ValueError(f"{name} cannot be the text {text}") from error
 
 
 def _default(field: structs.FieldInfo) -> Any:

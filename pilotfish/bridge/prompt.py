@@ -100,8 +100,16 @@ def read_talk(
     """Make a `Talk` of the prompt and the options about tools and thinking.
 
     Returns the talk, or the unchanged prompt if there are no such options, and the other options.
-    Raises `UnsupportedError` for these options with a `Talk`, a `Prompt` or token ids.
+    Raises `UnsupportedError` for these options with a `Talk`, a `Prompt` or token ids, and for a
+    prompt or an option of a wrong type.
     """
+    if not isinstance(prompt, str | Sequence | np.ndarray | Talk | Prompt):
+        raise UnsupportedError(
+            f"A prompt must be a text, token ids, messages, or a Talk, not {type(prompt).__name__}."
+        )
+    for name in ("parallel_tool_calls", "thinking"):
+        if not isinstance(options.get(name), bool | None):
+            raise UnsupportedError(f"{name} must be true or false, not {options.get(name)!r}.")
     rest = {name: value for name, value in options.items() if name not in _TALK_OPTIONS}
     values = (options.get("tools"), options.get("tool_choice"), options.get("parallel_tool_calls"))
     try:

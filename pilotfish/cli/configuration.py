@@ -6,6 +6,7 @@ command line have the same names, defaults and checks. The command line takes pr
 """
 
 import argparse
+import re
 import stat
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ else:
     import tomli as tomllib
 
 _MAX_BYTES = 64 * 1024
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class ConfiguredParser(argparse.ArgumentParser):
@@ -93,7 +95,8 @@ def _flags(path: Path) -> Iterator[str]:
         flag = "--" + key.replace("_", "-")
         if flag == "--config":
             raise ConfigError(f"{path}: a configuration file cannot name another one.")
-        if flag == "--help":  # a `help` key would end the daemon, on SIGHUP too
+        # a `help` key would end the daemon, on SIGHUP too
+        if flag == "--help" or not _KEY.fullmatch(key):
             raise ConfigError(f"{path}: {key!r} is not a setting of this command.")
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, bool):

@@ -25,8 +25,10 @@ from pilotfish.cli.screen import AnswerScreen
 from pilotfish.cli.summary import report, summary
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import DeviceConfig, ServiceConfig
+from pilotfish.device_runtime.draft_advice import check_grammar
 from pilotfish.device_runtime.link.link_group import LINK_LOG
-from pilotfish.wire.protocols import LOCAL, Greedy
+from pilotfish.device_runtime.plan import check
+from pilotfish.wire.protocols import LOCAL
 from pilotfish.wire.request import AUTO, Request
 
 _TEMPERATURE = 1.0  # a request's default, the same as in OpenAI's API
@@ -88,8 +90,8 @@ def _add_serve(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
         serve,
         {
             "max_tokens": " (default: 0); 0: as many as the context holds",
-            "temperature": f" (default: {_TEMPERATURE:g}, as in OpenAI's API; with protocol "
-            "greedy, 0)",
+            "temperature": f" (default: {_TEMPERATURE:g}, as in OpenAI's API; 0 with a protocol "
+            "that needs it, such as greedy)",
         },
         protocol=AUTO,
         max_tokens=0,
@@ -167,7 +169,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _defaults_of(args: argparse.Namespace) -> Request:
-    """Return the default options of requests."""
+    """Return the default options of requests; raise an error if no request could have them."""
     request = generation_of(args)
     if args.edge is None and args.protocol in (AUTO, LOCAL):
         request = structs.replace(request, protocol=LOCAL)
@@ -175,12 +177,23 @@ def _defaults_of(args: argparse.Namespace) -> Request:
         raise UnsupportedError(
             f"Protocol {args.protocol} needs an edge: name it with --edge, or use --protocol local."
         )
-    if args.temperature is None:
-        temperature = 0.0 if args.protocol == Greedy.name else _TEMPERATURE
-        request = structs.replace(request, temperature=temperature)
     if not args.max_tokens:  # 0: as many tokens as fit the context
         request = structs.replace(request, max_tokens=None)
+    if args.temperature is None:
+        request = _with_default_temperature(request)
+    check(request)
+    check_grammar(request.grammar)
     return request
+
+
+def _with_default_temperature(request: Request) -> Request:
+    """Return the request at temperature 1, or at 0 if its protocol decodes at 0 alone."""
+    sampled = structs.replace(request, temperature=_TEMPERATURE)
+    try:
+        check(sampled)
+    except UnsupportedError:
+        return request
+    return sampled
 
 
 def _announce(address: str) -> None:

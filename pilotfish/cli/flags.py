@@ -127,8 +127,8 @@ def name_list(text: str) -> list[str]:
 
 
 def milliseconds(text: str) -> float:
-    """Parse a number of milliseconds above 0; return seconds (an argparse type)."""
-    return bounded(float, Meta(gt=0))(text) * 1e-3
+    """Parse a number of milliseconds, 0 or more; return seconds (an argparse type)."""
+    return bounded(float, Meta(ge=0))(text) * 1e-3
 
 
 def window(text: str) -> "int | Literal['auto']":

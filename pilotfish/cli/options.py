@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from msgspec import Meta
 
-from pilotfish.base.reading import naming_file
+from pilotfish.base.files import write_output
 from pilotfish.base.settings import Setting, setting
 from pilotfish.cli.flags import add_flag, bounded
 
@@ -66,5 +66,4 @@ def write_json(path: str, value: Any) -> None:
     if path == "-":
         sys.stdout.write(text)
     else:
-        with naming_file(Path(path)):
-            Path(path).write_text(text, encoding="utf-8")
+        write_output(Path(path), text.encode())

@@ -286,6 +286,7 @@ class Device:
 
         The default protocol is "auto"; without an edge it is "local".
         """
+        request = request.with_plain_types()
         if request.protocol is None:
             default = LOCAL if self._link is None else AUTO
             request = structs.replace(request, protocol=default)

@@ -6,6 +6,7 @@ In:  a plan's grammar. Out: a constraint on drafts, as long as the device's pars
 
 import logging
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,10 @@ from pilotfish.base.errors import BadGrammarError, BusyError
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.engines.constraint import GrammarConstraint
 from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
+from pilotfish.engines.grammar_trial import TRIAL
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.logits_options import Grammar
 
 _log = logging.getLogger("pilotfish.answers")
 
@@ -61,6 +64,21 @@ class DraftAdvice:
     def _give_up(self, error: GrammarError) -> None:
         _log.info("drafts are no longer constrained: %s", error)
         self._constraint, self._error = None, error
+
+
+def check_grammar(grammar: Grammar | None) -> None:
+    """Raise `BadGrammarError` for a grammar that does not compile.
+
+    Nothing is checked if this machine has no parser, or is too busy: the edge decides anyway.
+    """
+    if grammar is None or find_spec("llguidance") is None:
+        return
+    try:
+        TRIAL.attempt(grammar)
+    except GrammarBusyError as error:
+        _log.info("the grammar is not checked: %s", error)
+    except GrammarError as error:
+        raise BadGrammarError(str(error)) from error
 
 
 def draft_advice(plan: Plan, target: Vocabulary) -> DraftAdvice | None:

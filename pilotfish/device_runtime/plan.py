@@ -1,6 +1,5 @@
 """Check a request: `Request` in, a `Plan` out."""
 
-import math
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -42,28 +41,24 @@ class Auto(AutoOptions, frozen=True, kw_only=True):
     protocols. policy: a policy of `device_runtime.choice`. rtt_threshold_s: threshold (s) of policy
     ``threshold``; None: the paper's 10 ms. thrift: policy ``predictive`` minimises the edge's time
     per token among the plans that are not slower than ``stream``. Raises `UnsupportedError` for an
-    unknown protocol, a negative threshold, a threshold with another policy, and thrift with policy
-    ``threshold``.
+    unknown protocol, a value of a wrong type or outside its bounds, a threshold with another
+    policy, and thrift with policy ``threshold``.
     """
 
     def __post_init__(self) -> None:
+        if isinstance(self.among, str):
+            structs.force_setattr(self, "among", [self.among])
+        for name, value in self.plain_values().items():
+            structs.force_setattr(self, name, value)
+        self.check_bounds()
         if self.thrift and self.policy == THRESHOLD:
             raise UnsupportedError(
                 f"Policy {THRESHOLD} does not support thrift: use policy {AutoOptions().policy}."
             )
-        if self.rtt_threshold_s is not None:
-            if self.policy != THRESHOLD:
-                raise UnsupportedError(
-                    f"An RTT threshold can only be used with policy {THRESHOLD}."
-                )
-            if not 0.0 <= self.rtt_threshold_s < math.inf:
-                raise UnsupportedError(
-                    f"The RTT threshold is {self.rtt_threshold_s} s; it must be 0 or more."
-                )
+        if self.rtt_threshold_s is not None and self.policy != THRESHOLD:
+            raise UnsupportedError(f"An RTT threshold can only be used with policy {THRESHOLD}.")
         if self.among is None:
             return
-        if isinstance(self.among, str):
-            structs.force_setattr(self, "among", [self.among])
         wrong = [repr(name) for name in self.among if name not in names()]
         if wrong or not self.among:
             fault = f"There is no protocol {wrong[0]}" if wrong else "No protocol is named"
@@ -116,10 +111,11 @@ class Plan:
         """Return the plan with this grammar."""
         if grammar == self.sampling.logits_options.grammar:
             return self
-        sampling, drafting = (
-            replace(params, logits_options=replace(params.logits_options, grammar=grammar))
-            for params in (self.sampling, self.drafting)
-        )
+        with _unsupported():
+            sampling, drafting = (
+                replace(params, logits_options=replace(params.logits_options, grammar=grammar))
+                for params in (self.sampling, self.drafting)
+            )
         request = structs.replace(self.request, grammar=grammar)
         return replace(self, request=request, sampling=sampling, drafting=drafting)
 
@@ -174,6 +170,14 @@ def plan(request: Request) -> Plan:
     )
 
 
+def check(request: Request) -> None:
+    """Raise `UnsupportedError` for a request that no edge and no device can answer."""
+    if request.protocol == AUTO:
+        alternatives(request, offered=names())
+    else:
+        plan(request)
+
+
 @contextmanager
 def _unsupported(prefix: str = "") -> Iterator[None]:
     """Convert a `ValueError` of sampling parameters to `UnsupportedError`."""
@@ -186,9 +190,10 @@ def _unsupported(prefix: str = "") -> Iterator[None]:
 def protocol_options(values: Mapping[str, Any]) -> dict[type[ProtocolOptions], ProtocolOptions]:
     """Parse the protocols' own options, by type; `UnsupportedError` for an unknown or bad one."""
     options: dict[type[ProtocolOptions], ProtocolOptions] = {}
-    left = {name: value for name, value in values.items() if value is not None}
+    left = dict(values)
     for kind in option_types():
-        fields = {name: left.pop(name) for name in kind.__struct_fields__ if name in left}
+        named = {name: left.pop(name) for name in kind.__struct_fields__ if name in left}
+        fields = {name: value for name, value in named.items() if value is not None}
         try:
             options[kind] = kind.from_mapping(fields)
         except ValueError as error:

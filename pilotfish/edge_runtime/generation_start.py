@@ -116,6 +116,10 @@ class GenerationStarter:
         if protocol is not None:
             protocol.check(sampling_params.sampling)
             protocol = self._resources.configure(protocol, request.options, begin.conditions)
+        elif request.options:
+            raise MalformedError(
+                f"These are no options of {STREAM}: it has no option {min(request.options)!a}."
+            )
         if length == 0:
             raise MalformedError("A generation needs at least one token to start from.")
         if begin.prompt_logprobs is not None:

@@ -7,10 +7,12 @@ error arises in all of them.
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.extras import install_command
+from pilotfish.base.files import write_output
 
 try:
     from matplotlib import style
@@ -102,7 +104,9 @@ def panels(
         with warnings.catch_warnings():
             # suppress a warning, since a run's name may have letters that the font lacks
             warnings.filterwarnings("ignore", "Glyph")
-            figure.savefig(path)
+            picture = BytesIO()
+            figure.savefig(picture, format="png")
+        write_output(path, picture.getvalue())
 
 
 def legend_below(axes: Axes, columns: int = 3) -> None:

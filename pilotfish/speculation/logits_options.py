@@ -47,6 +47,16 @@ class Grammar(NamedTuple):
         """Create a grammar that allows exactly these texts."""
         return cls("lark", "start: " + " | ".join(json.dumps(text) for text in texts))
 
+    def expect_unicode(self) -> None:
+        """Raise `ValueError` for a text that has no UTF-8 form, as the wire needs it."""
+        try:
+            self.text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"The grammar is not valid Unicode: its character {error.start} is "
+                f"{self.text[error.start]!a}, half of a pair or a byte that is not UTF-8"
+            ) from error
+
 
 class Constraint(Protocol):
     """Forbids tokens of one generation; the implementation knows the grammar."""
@@ -93,6 +103,8 @@ class LogitsOptions:
         _expect("repetition_penalty", self.repetition_penalty, LEAST_FACTOR, MOST_FACTOR)
         for name in ("frequency_penalty", "presence_penalty"):
             _expect(name, getattr(self, name), -MOST_PENALTY, MOST_PENALTY)
+        if self.grammar is not None:
+            self.grammar.expect_unicode()
 
     @property
     def has_penalties(self) -> bool:

@@ -13,12 +13,21 @@ A field without a description has no flag of its own. The bounds apply everywher
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypedDict, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+)
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.base.settings import setting, settings
+from pilotfish.base.settings import setting
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.logits_options import (
     LEAST_FACTOR,
@@ -29,6 +38,7 @@ from pilotfish.speculation.logits_options import (
     Grammar,
     LogitsOptions,
 )
+from pilotfish.wire.checked_options import CheckedOptions
 from pilotfish.wire.messages import MAX_LOGPROBS
 
 if TYPE_CHECKING:
@@ -39,8 +49,13 @@ _MOST_ITEMS = Meta(max_length=128)
 _U31 = 2**31 - 1
 _Parameters = TypeVar("_Parameters", Sampling, LogitsOptions)
 
+MaxTokens: TypeAlias = Annotated[int, Meta(ge=1, le=_U31)]
+StopTexts: TypeAlias = Annotated[
+    Sequence[Annotated[str, Meta(max_length=1024)]], Meta(max_length=16)
+]
 
-class AutoOptions(Struct, frozen=True, kw_only=True):
+
+class AutoOptions(CheckedOptions, frozen=True, kw_only=True):
     """Options of protocol "auto"; see `device_runtime.plan.Auto`."""
 
     among: (
@@ -90,7 +105,7 @@ class AutoOptions(Struct, frozen=True, kw_only=True):
     ] = False
 
 
-class Request(Struct, frozen=True, kw_only=True):
+class Request(CheckedOptions, frozen=True, kw_only=True):
     """The options of one answer. `device_runtime.plan.plan` checks them.
 
     protocol: None: "auto", or "local" without an edge. auto: the options of protocol "auto".
@@ -143,7 +158,7 @@ class Request(Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    max_tokens: Annotated[int, setting("maximum number of tokens of the answer", ge=1)] | None = 128
+    max_tokens: Annotated[MaxTokens, setting("maximum number of tokens of the answer")] | None = 128
     temperature: Annotated[
         float,
         setting("sampling temperature; 0 is greedy", ge=0, le=100, metavar="T", http="body"),
@@ -273,7 +288,7 @@ class Request(Struct, frozen=True, kw_only=True):
     ) = None
     options: Mapping[str, Any] = {}
     stop: Annotated[
-        Sequence[str],
+        StopTexts,
         setting("stop at this text; may be repeated", repeat=True, metavar="TEXT"),
     ] = ()
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -283,12 +298,11 @@ class Request(Struct, frozen=True, kw_only=True):
     def from_options(cls, options: "Options | Mapping[str, Any]") -> "Request":
         """Make a request of the Python API's keywords (`Options`).
 
-        Keywords that are no fields become ``options``. Raises `UnsupportedError` for a bad schema,
-        and for a schema beside a grammar.
+        Keywords that are no fields become ``options``. Raises `UnsupportedError` for a value of a
+        wrong type, for a bad schema, and for a schema beside a grammar.
         """
         values = dict(options)
-        struct = values.pop("options", None)
-        protocols: dict[str, Any] = struct.to_dict() if struct is not None else {}
+        protocols = _options_of(values.pop("options", None))
         if isinstance(values.get("protocol"), AutoOptions):
             values |= {"protocol": AUTO, "auto": values["protocol"]}
         if (schema := values.pop("schema", None)) is not None:
@@ -296,7 +310,7 @@ class Request(Struct, frozen=True, kw_only=True):
                 raise UnsupportedError("Give a schema or a grammar for the answer, not both.")
             try:
                 values["grammar"] = Grammar.from_schema(schema)
-            except (TypeError, ValueError) as error:  # the schema has a value that JSON lacks
+            except (TypeError, ValueError, RecursionError) as error:  # JSON lacks such a value
                 raise UnsupportedError(f"{error}.") from error
         if isinstance(values.get("stop"), str):
             values["stop"] = [values["stop"]]
@@ -304,7 +318,9 @@ class Request(Struct, frozen=True, kw_only=True):
             del values["logit_bias"]
         for name in [name for name in values if name not in cls.__struct_fields__]:
             protocols[name] = values.pop(name)
-        return cls(**values, options=protocols)
+        if not isinstance(values.get("auto", AutoOptions()), AutoOptions):
+            raise UnsupportedError(f"auto must be an Auto, not {values['auto']!r}.")
+        return cls(**values, options=protocols).with_plain_types()
 
     @property
     def sampling(self) -> Sampling:
@@ -320,20 +336,17 @@ class Request(Struct, frozen=True, kw_only=True):
         """Return the parameters of this kind, whose fields have the names of options."""
         return kind(**{field.name: getattr(self, field.name) for field in fields(kind)})
 
-    def check_bounds(self) -> None:
-        """Raise `UnsupportedError` for a number outside the bounds of its option."""
-        for option in settings(type(self)):
-            value, meta = getattr(self, option.name), option.meta
-            if not isinstance(value, int | float):
-                continue
-            low, above = (meta.ge, "at least") if meta.gt is None else (meta.gt, "above")
-            high_enough = low is None or (value >= low if meta.gt is None else value > low)
-            if high_enough and (meta.le is None or value <= meta.le):
-                continue
-            bounds = f"{above} {low}" + ("" if meta.le is None else f" and at most {meta.le}")
-            if meta.gt is None and meta.le is not None:
-                bounds = f"between {low} and {meta.le}"
-            raise UnsupportedError(f"{option.name} must be {bounds}, not {value}.")
+
+def _options_of(struct: "ProtocolOptions | None") -> dict[str, Any]:
+    """Return the options of a protocol's struct; `UnsupportedError` for anything else."""
+    if struct is None:
+        return {}
+    try:
+        return struct.to_dict()
+    except (AttributeError, TypeError) as error:
+        raise UnsupportedError(
+            f"options must be a struct of a protocol's options, not {struct!r}."
+        ) from error
 
 
 class Options(TypedDict, total=False):

@@ -140,9 +140,10 @@ def test_a_threshold_with_nothing_to_choose_from_says_what_to_do(
     ("options", "text"),
     [
         ({"rtt_threshold_s": 0.02}, "only be used with policy threshold"),
-        ({"rtt_threshold_s": -0.02, "policy": "threshold"}, "0 or more"),
-        ({"rtt_threshold_s": float("inf"), "policy": "threshold"}, "0 or more"),
-        ({"rtt_threshold_s": float("nan"), "policy": "threshold"}, "0 or more"),
+        ({"rtt_threshold_s": -0.02, "policy": "threshold"}, "between 0 and 3600, not -0.02"),
+        ({"rtt_threshold_s": float("inf"), "policy": "threshold"}, "between 0 and 3600, not inf"),
+        ({"rtt_threshold_s": float("nan"), "policy": "threshold"}, "between 0 and 3600, not nan"),
+        ({"rtt_threshold_s": 1e9, "policy": "threshold"}, "between 0 and 3600, not 1000000000.0"),
     ],
 )
 def test_rtt_thresholds_that_make_no_sense(options: dict[str, float], text: str) -> None:

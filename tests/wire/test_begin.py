@@ -120,7 +120,7 @@ def test_impossible_parameters_are_malformed(changes: dict[str, Any], text: str)
     [
         ({"top_h": -1}, "top_h must be between 0 and 64, not -1."),
         ({"top_h": 65}, "top_h must be between 0 and 64, not 65."),
-        ({"max_tokens": 0}, "max_tokens must be at least 1, not 0."),
+        ({"max_tokens": 0}, "max_tokens must be between 1 and 2147483647, not 0."),
         ({"logprobs": 21}, "logprobs must be between 0 and 20, not 21."),
         ({"draft_top_p": 0.0}, "draft_top_p must be above 0 and at most 1, not 0.0."),
         ({"min_p": float("nan")}, "min_p must be between 0 and 1, not nan."),

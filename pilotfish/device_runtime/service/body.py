@@ -43,13 +43,11 @@ from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
 from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.messages import MAX_GRAMMAR
 from pilotfish.wire.protocols import ProtocolOptions, option_types
-from pilotfish.wire.request import AUTO, AutoOptions, Request
+from pilotfish.wire.request import AUTO, AutoOptions, Request, StopTexts
 
-_STOPS, _STOP_CHARACTERS = 16, 1024
 _ABSENT = msgspec.Raw()
 
 Values: TypeAlias = Mapping[str, tuple[object, ...]]  # unsupported field → values without effect
-Stop = Annotated[str, msgspec.Meta(max_length=_STOP_CHARACTERS)]
 Grammatical = Annotated[str, msgspec.Meta(max_length=MAX_GRAMMAR)]
 
 
@@ -116,7 +114,7 @@ class BodyFields(msgspec.Struct, kw_only=True):
 
     model: str | None = None
     structured_outputs: StructuredOutputs | None = None
-    stop: str | Annotated[list[Stop], msgspec.Meta(max_length=_STOPS)] | None = None
+    stop: str | StopTexts | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     pilotfish: Any = None
@@ -284,6 +282,9 @@ def _with_object(request: Request, fields: msgspec.Struct) -> Request:
             )
     elif auto or protocol == AUTO:
         changes |= {"protocol": AUTO, "auto": Auto(**auto)}
+    for name, other in (("window", "expansion"), ("expansion", "window")):
+        if name in changes:  # it replaces the service's shape of windows
+            changes.setdefault(other, None)
     return structs.replace(request, **changes, options={**request.options, **protocol_options})
 
 

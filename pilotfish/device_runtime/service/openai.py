@@ -42,13 +42,12 @@ from pilotfish.device_runtime.service.tools import (
     with_call_ids,
 )
 from pilotfish.wire.messages import MAX_LOGPROBS
-from pilotfish.wire.request import AUTO, Request
+from pilotfish.wire.request import AUTO, MaxTokens, Request
 
 COMPLETION_TOKENS = 16  # default of /v1/completions, as at OpenAI
 MESSAGES = 4096
 _CHOICES = 16  # limit of answers to one prompt
 
-Count = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 Tops = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 
 
@@ -66,7 +65,7 @@ class _CompletionsBody(BodyFields, kw_only=True):
         )
     )
 
-    max_tokens: Count | None = None
+    max_tokens: MaxTokens | None = None
     response_format: Format | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
     prompt_logprobs: Tops | None = None  # vLLM's
@@ -83,7 +82,7 @@ class _ChatBody(_CompletionsBody, kw_only=True):
     }
 
     messages: Annotated[list[MessageFields], msgspec.Meta(min_length=1, max_length=MESSAGES)]
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Tops | None = None
     tools: ToolList | None = None

@@ -21,7 +21,6 @@ from pilotfish.device_runtime.service.body import (
 from pilotfish.device_runtime.service.openai import (
     MESSAGES,
     CompletionRequest,
-    Count,
     checked_request,
 )
 from pilotfish.device_runtime.service.prompts import (
@@ -33,7 +32,7 @@ from pilotfish.device_runtime.service.prompts import (
 from pilotfish.device_runtime.service.responses_input import InputItem, Message, conversation_of
 from pilotfish.device_runtime.service.tools import FunctionFields, read_tools
 from pilotfish.engines.chat_formats.tools import MOST_TOOLS
-from pilotfish.wire.request import Request
+from pilotfish.wire.request import MaxTokens, Request
 
 Body = dict[str, Any]
 
@@ -90,7 +89,7 @@ class _ResponsesBody(BodyFields, kw_only=True):
         None  # ignored: thoughts are not encrypted
     )
     instructions: str | None = None
-    max_output_tokens: Count | None = None
+    max_output_tokens: MaxTokens | None = None
     metadata: Annotated[dict[_Key, _Note], msgspec.Meta(max_length=16)] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None

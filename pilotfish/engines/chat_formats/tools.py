@@ -156,14 +156,14 @@ class Tools:
         cls, tools: Sequence[object] | None, choice: str | None = None, parallel: bool | None = None
     ) -> "Tools | None":
         """Read the tools of a request; None if it has none."""
+        if tools is not None and (not isinstance(tools, Sequence) or isinstance(tools, str)):
+            raise ValueError("tools must be a list")
         if tools is None or len(tools) == 0:
             if choice not in (None, AUTO, NONE):
                 raise ValueError(f"tool_choice {choice!r} needs tools")
             return None
         if len(tools) > MOST_TOOLS:
             raise ValueError(f"There are {len(tools)} tools, but at most {MOST_TOOLS} are allowed")
-        if not isinstance(tools, Sequence) or isinstance(tools, str):
-            raise ValueError("tools must be a list")
         parsed = tuple(Tool.read(item) for item in tools)
         names = [tool.name for tool in parsed]
         if duplicates := [name for name in names if names.count(name) > 1]:

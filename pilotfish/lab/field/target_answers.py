@@ -136,8 +136,9 @@ class AnswerFile:
         return answers
 
     def _damage_error(self, number: int, problem: str) -> RunFileError:
+        where = f"line {number}: " if number else ""
         return RunFileError(
-            f"{self._lines.path} is not a file of answers, or is damaged: {problem}."
+            f"{self._lines.path} is not a file of answers, or is damaged: {where}{problem}."
         )
 
     def add(self, answer: TargetAnswer) -> None:

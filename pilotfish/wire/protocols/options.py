@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, get_origin
 
 import msgspec
 
-from pilotfish.base.settings import settings
+from pilotfish.base.settings import converted, settings
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -36,10 +36,7 @@ class ProtocolOptions(
                 raise ValueError(
                     f"{setting.name} must be one of {', '.join(choices)}, not {value!r}"
                 )
-        try:
-            return msgspec.convert(values, cls)
-        except msgspec.ValidationError as error:
-            raise ValueError(str(error).replace("`$.", "`")) from error
+        return converted(values, cls)
 
     def with_defaults(self, defaults: "Self | None") -> "Self":
         """Return these options, with the values of ``defaults`` in place of None."""

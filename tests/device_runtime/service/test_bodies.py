@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.device_runtime.service.openai import CompletionRequest, chat_request, text_request
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.responses import response_request
@@ -65,3 +66,33 @@ def test_a_protocol_takes_the_place_of_the_default_and_its_drafting() -> None:
     changed = text_request(body, defaults).request
     assert (changed.protocol, changed.window, changed.draft_top_k) == ("dsd", None, None)
     assert (changed.draft_top_p, changed.top_k, changed.options) == (0.5, 5, {"tau": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "expansion"),
+    [
+        (b'{"expansion": [2, 2]}', None, [2, 2]),
+        (b'{"window": 3}', 3, None),
+        (b'{"lossy": true, "protocol": "auto", "window": 2}', 2, None),
+    ],
+)
+@pytest.mark.parametrize("default", [{"window": 4}, {"expansion": [3]}])
+def test_a_window_and_an_expansion_replace_each_other(
+    shape: bytes, window: int | None, expansion: list[int] | None, default: dict[str, Any]
+) -> None:
+    defaults = Request(protocol="tree", temperature=1.0, **default)
+    request = text_request(b'{"prompt": "a", "pilotfish": ' + shape + b"}", defaults).request
+    assert (request.window, request.expansion) == (window, expansion)
+
+
+def test_a_body_with_both_is_refused() -> None:
+    body = b'{"prompt": "a", "pilotfish": {"window": 3, "expansion": [2, 2]}}'
+    with pytest.raises(UnsupportedError, match="give no window with it"):
+        text_request(body, Request(protocol="tree", temperature=1.0))
+
+
+def test_a_stop_text_of_any_form_is_bounded() -> None:
+    for stop in (b'"%s"', b'["%s"]'):
+        body = b'{"prompt": "a", "stop": ' + stop % (b"x" * 1025) + b"}"
+        with pytest.raises((RefusalError, UnsupportedError), match="1024"):
+            text_request(body, Request(protocol="greedy"))

@@ -114,6 +114,17 @@ def test_smallest_and_largest_sampling_that_makes_sense(client: RawClient) -> No
         assert all(token < VOCAB for token in take_tokens(client, 4))
 
 
+@pytest.mark.parametrize("protocol", ["stream", "greedy", "dsd", "ahead"])
+@pytest.mark.parametrize("name", ["nothere", "tau", "temperature", "x" * 64])
+def test_an_option_that_the_protocol_lacks(client: RawClient, protocol: str, name: str) -> None:
+    session = RawSession()
+    client.send(*session.begin(PROMPT, protocol, options={name: 1}))
+    assert name in client.fails("malformed").message
+    client.send(*session.begin(PROMPT, "stream"))
+    client.send(*session.pull(4))
+    assert len(take_tokens(client, 4)) == 4
+
+
 @pytest.mark.parametrize(
     ("protocol", "temperature", "code"),
     [

@@ -202,6 +202,16 @@ def test_answers_that_cannot_be_are_refused(tmp_path, line):
         AnswerFile(path, asking(), VOCAB, resume=True)
 
 
+def test_the_damaged_line_is_named(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    with AnswerFile(path, asking(), VOCAB, resume=False) as file:
+        file.add(TargetAnswer(prompt=0, tokens=[1]))
+    with path.open("a") as file:
+        file.write('{"prompt": 1, "tok\n')
+    with pytest.raises(RunFileError, match="is damaged: line 3: "):
+        AnswerFile(path, asking(), VOCAB, resume=True)
+
+
 def test_a_target_that_dies_loses_the_running_answer_only(pair, tmp_path):
     wanted, out = tmp_path / "prompts.txt", tmp_path / "out"
     wanted.write_text("\n".join(f"abc {number}" for number in range(60)))
