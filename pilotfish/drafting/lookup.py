@@ -164,10 +164,8 @@ class Recollection(Recall):
         self.set_corpus(EMPTY_SNAPSHOT)
         if owner != self._owner:
             self._forget(0)  # the lane's last text belongs to another owner
-        if (vocabulary, owner) != (
-            self._vocabulary,
-            self._owner,
-        ):  # ids of another vocabulary mean other words
+        known = (self._vocabulary, self._owner)
+        if (vocabulary, owner) != known:  # ids of another vocabulary mean other words
             self._vocabulary, self._owner = vocabulary, owner
             self._saved = np.empty(0, np.uint32)
             self.set_estimator(
