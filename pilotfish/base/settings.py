@@ -9,9 +9,10 @@ description has no flag. A field with a struct as its type is a group of setting
 ``live``; if the field has a title, the help shows the group, too.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -49,6 +50,9 @@ def setting(
     """
     bounds: dict[str, Any] = {"ge": ge, "gt": gt, "le": le}
     return Meta(**bounds, title=title, description=description, extra=extra)
+
+
+_UNKNOWN_CHOICE = re.compile(r"Invalid enum value (.*) - at `\$\.(\w+)`")
 
 
 class Setting(NamedTuple):
@@ -126,11 +130,24 @@ def converted(values: Mapping[str, Any], struct: type[_Settings]) -> _Settings:
     try:
         return msgspec.convert(values, struct)
     except msgspec.ValidationError as error:
-        raise ValueError(str(error).replace("`$.", "`")) from error
+        raise ValueError(_explained(str(error), struct)) from error
     except UnicodeEncodeError as error:  # msgspec raises it for such a text in place of a number
         text = ascii(error.object)
         name = next(name for name, value in values.items() if text[1:-1] in ascii(value))
         raise ValueError(f"{name} cannot be the text {text}") from error
+
+
+def _explained(message: str, struct: type[Struct]) -> str:
+    """Return msgspec's message with the field's name, and with the values that a choice has."""
+    unknown = _UNKNOWN_CHOICE.fullmatch(message)
+    if unknown is None:
+        return message.replace("`$.", "`")
+    value, name = unknown.groups()
+    kind, _ = plain_type(get_type_hints(struct, include_extras=True)[name])
+    members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    choices = [repr(choice) for each in members for choice in get_args(each)]
+    choices += ["a number" for each in members if each in (int, float)]
+    return f"{name} must be {' or '.join(choices)}, not {value}"
 
 
 def _default(field: structs.FieldInfo) -> Any:

@@ -186,7 +186,7 @@ def test_the_command(pair: Pair, road: Emulator) -> None:
             "can only be used with policy threshold",
         ),
         (["--protocol", "greedy", "--rtt-threshold", "20"], 64, "go with --protocol auto"),
-        (["--protocol", "auto", "--rtt-threshold", "-1"], 2, "is not above 0"),
+        (["--protocol", "auto", "--rtt-threshold", "-1"], 2, "is not at least 0"),
     ],
 )
 def test_the_command_says_what_is_wrong(

@@ -151,7 +151,9 @@ def test_every_answer_starts_cold(pair, edge, out, prompts, monkeypatch):
 
     def noted(session):
         if session._plan.protocol == "greedy":
-            held.append((session.edge._edge_length, session._drafter._engine.model.length(0)))
+            held.append(
+                (session.edge._edge_length, session._drafter._shared_model.engine.model.length(0))
+            )
         join(session)
 
     monkeypatch.setattr(Session, "join", noted)
