@@ -105,7 +105,7 @@ def panels(
             # suppress a warning, since a run's name may have letters that the font lacks
             warnings.filterwarnings("ignore", "Glyph")
             picture = BytesIO()
-            figure.savefig(picture, format="png")
+            figure.savefig(picture, format=path.suffix[1:] or "png")
         write_output(path, picture.getvalue())
 
 
