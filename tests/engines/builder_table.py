@@ -3,7 +3,7 @@
     python -m tests.engines.builder_table [ARCHITECTURE…]
 
 Each tiny model is exported, parsed and built, or the table has the sentence that refuses it. This
-needs the extra `nvidia-builder` and no GPU, and takes some five minutes of one core.
+needs the extra `nvidia-builder` and no GPU, and takes four minutes of one core.
 """
 
 import logging

@@ -272,6 +272,9 @@ def test_quantised_weights_need_the_dialect_tensorrt(tmp_path, monkeypatch, prec
     refused = tiny_artifact(tmp_path / "a", dialect="opset24", precision=precision)
     with pytest.raises(BuildError, match=f"--dialect tensorrt --precision {precision}$"):
         ensure_engine(order(refused))
+    other = tiny_artifact(tmp_path / "c", dialect="contrib", precision=precision)
+    with pytest.raises(BuildError, match=f"fp16, or --dialect tensorrt --precision {precision}$"):
+        ensure_engine(order(other))
     artifact = tiny_artifact(tmp_path / "b", dialect="tensorrt", precision=precision)
     logits = [
         prefill(Decoder(artifact, context=64, provider=provider), 0, np.arange(20), rows=4).logits

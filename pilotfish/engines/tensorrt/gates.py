@@ -30,7 +30,8 @@ _loggers: dict[type[trt.ILogger], trt.ILogger] = {}
 
 # Operators of opset 24, in the dialects opset24 and tensorrt, that older parsers lack.
 OPSET24_OPERATORS = ("TensorScatter", "RMSNormalization", "RotaryEmbedding")
-FLOATS = ("fp32", "fp16")  # precisions without quantised weights
+FLOATS = ("fp32", "fp16")
+BITS = ("int8", "int4", "stored")  # precisions with quantised weights
 JETSON = Path("/etc/nv_tegra_release")
 
 
@@ -122,20 +123,19 @@ def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
         raise BuildError(
             f"{manifest.model} has recurrent states, which only the CPU supports so far"
         )
+    has_opset24 = all(parser.supports_operator(name) for name in OPSET24_OPERATORS)
     if manifest.dialect == LLAMACPP:
         problem = "TensorRT cannot read a GGUF file"
     elif manifest.dialect == GENAI:
         problem = "TensorRT knows no operator of ONNX Runtime GenAI's graphs"
     elif manifest.dialect == "contrib":
         problem = "TensorRT knows no operator of the dialect contrib"
-    elif manifest.opset == OPSET24 and not all(
-        parser.supports_operator(name) for name in OPSET24_OPERATORS
-    ):
+    elif manifest.opset == OPSET24 and not has_opset24:
         problem = (
             f"TensorRT {tensorrt_version()} does not support the dialect {manifest.dialect}, which "
             "needs 10.15 or later"
         )
-    elif manifest.dialect == "opset24" and manifest.precision not in FLOATS:
+    elif manifest.dialect == "opset24" and manifest.precision in BITS:
         raise BuildError(
             "TensorRT takes quantised weights only in the form of the dialect tensorrt: export the "
             f"model with --dialect tensorrt --precision {manifest.precision}"
@@ -143,4 +143,7 @@ def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
     else:
         return
     precision = manifest.precision if manifest.precision in FLOATS else "fp16"
-    raise BuildError(f"{problem}: export the model with --dialect opset17 --precision {precision}")
+    advice = f"--dialect opset17 --precision {precision}"
+    if manifest.precision in BITS and has_opset24:
+        advice += f", or --dialect tensorrt --precision {manifest.precision}"
+    raise BuildError(f"{problem}: export the model with {advice}")
