@@ -54,9 +54,10 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         ),
     ] = "fp32"
     dialect: Annotated[
-        Literal["auto", "opset24", "opset17", "contrib", "llamacpp", "genai"],
+        Literal["auto", "opset24", "opset17", "contrib", "tensorrt", "llamacpp", "genai"],
         setting(
-            "the graph's operators; auto takes what runs best here (default). llamacpp: no graph, "
+            "the graph's operators; auto takes what runs best here (default). tensorrt: opset24 "
+            "with quantised weights as TensorRT takes them; llamacpp: no graph, "
             "but the GGUF file itself, of any architecture, for llama.cpp; genai: the unchanged "
             "graph of a folder that ONNX Runtime GenAI's model builder wrote"
         ),

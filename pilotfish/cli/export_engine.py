@@ -18,8 +18,8 @@ Builds a TensorRT engine of each artifact on this machine's GPU, which takes min
 engine in the cache ($PILOTFISH_CACHE/engines). A cached engine that TensorRT accepts is not built
 again. Models run the engine with --provider tensorrt or auto. It has the artifact's precision.
 
-Needs TensorRT's Python package (on JetPack: apt install python3-libnvinfer). Not tested with
-TensorRT itself yet, only with test doubles of NVIDIA's libraries."""
+Needs TensorRT's Python package (on JetPack: apt install python3-libnvinfer). Quantised models need
+the dialect tensorrt. No engine has run on a GPU yet."""
 _EXAMPLE = """\
 example:
   pilotfish export model default --out drafter --dialect opset17 --precision fp16
@@ -36,7 +36,9 @@ class EngineBuildSettings(Struct, frozen=True, kw_only=True):
 
     artifacts: Annotated[
         tuple[Path, ...],
-        setting("an artifact of dialect opset17 or opset24", metavar="DIR", positional=True),
+        setting(
+            "an artifact of dialect opset17, opset24 or tensorrt", metavar="DIR", positional=True
+        ),
     ] = ()
     config: (
         Annotated[

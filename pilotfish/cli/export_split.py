@@ -19,8 +19,8 @@ _DESCRIPTION = """\
 Cuts an artifact between layers into stages, one folder each. Stage 1 has the embedding, the
 tokenizer and the head; the last stage has the final norm. Each stage holds the keys and values of
 its layers, and sends hidden states to the next. `edge serve --pipeline` runs them on several
-machines: stage 1 on the edge, each other stage on a node. Takes dialects opset24 and opset17.
-Needs the extra 'export' (README.md)."""
+machines: stage 1 on the edge, each other stage on a node. Takes dialects opset24, opset17
+and tensorrt. Needs the extra 'export' (README.md)."""
 _EXAMPLE = """\
 example:
   pilotfish export model default --out target --precision fp32

@@ -29,7 +29,7 @@ from pilotfish.deploy.errors import BundleError
 from pilotfish.deploy.install import ARTIFACTS
 from pilotfish.deploy.manifest import BundleManifest, Progress
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.manifest import LLAMACPP
+from pilotfish.engines.manifest import LLAMACPP, OPSET24
 from pilotfish.wire import keys
 from pilotfish.wire.address import require_address, require_listenable
 from pilotfish.wire.transport import is_loopback
@@ -116,10 +116,10 @@ def _named(wanted: BundleContents) -> Iterator[tuple[str, Artifact]]:
                 "install the extra llamacpp on the board, or export the model with another "
                 "--dialect."
             )
-        if artifact.manifest.dialect == "opset24" and wanted.python == _OLD_RUNTIME_PYTHON:
+        if artifact.manifest.opset == OPSET24 and wanted.python == _OLD_RUNTIME_PYTHON:
             raise BundleError(
-                f"{path} has dialect opset24, which no ONNX Runtime for Python {wanted.python} "
-                "can load: export the model with --dialect opset17 or contrib."
+                f"{path} has dialect {artifact.manifest.dialect}, which no ONNX Runtime for Python "
+                f"{wanted.python} can load: export the model with --dialect opset17 or contrib."
             )
         yield name, artifact
 

@@ -37,7 +37,8 @@ HEADS: dict[Precision, Precision] = {"int4": "int8"}
 Stored = Literal[Precision, "gguf", "genai"]
 LLAMACPP: Literal["llamacpp"] = "llamacpp"
 GENAI: Literal["genai"] = "genai"
-Dialect = Literal["opset24", "opset17", "contrib", "llamacpp", "genai"]
+Dialect = Literal["opset24", "opset17", "contrib", "tensorrt", "llamacpp", "genai"]
+OPSET24 = 24  # opset of the graphs of the dialects opset24 and tensorrt
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 MOST_LAYERS = 4096
 Layers = Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]

@@ -70,6 +70,32 @@ class Quantized:
             offsets += self.offsets
         return replace(self, offsets=offsets, zeros=None)
 
+    def with_positive_scales(self) -> Quantized:
+        """Return the same weight with positive scales and without zero points.
+
+        In a block with a negative scale, each code is replaced by its mirror image about
+        `zero_point`. Code 0 has no mirror image: in a block that has this code, all codes are one
+        less than the mirror images, and an offset adds one step.
+        """
+        weight = self.without_zeros()
+        if (weight.scales > 0).all():
+            return weight
+        blocks = weight.codes.reshape(*weight.scales.shape, weight.block)
+        negative, zero = weight.scales < 0, weight.scales == 0
+        shifted = negative & (blocks.min(axis=2) == 0)
+        # with 8 bits, 256 wraps to 0, and the difference wraps back
+        mirrors = (2 * weight.zero_point - shifted).astype(np.uint8)[..., None]
+        codes = np.where(negative[..., None], mirrors - blocks, blocks)
+        codes[zero] = weight.zero_point
+        scales = np.where(zero, np.float32(1), np.abs(weight.scales))
+        offsets = weight.offsets
+        if shifted.any():
+            steps = np.where(shifted, scales, np.float32(0))
+            offsets = steps if offsets is None else offsets + steps
+        return replace(
+            weight, codes=codes.reshape(weight.codes.shape), scales=scales, offsets=offsets
+        )
+
     def take(self, rows: NDArray[np.int64]) -> Quantized:
         """Return the rows with these indices."""
         return replace(

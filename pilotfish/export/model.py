@@ -77,9 +77,9 @@ def export_model(
     Args:
         source: "default", a GGUF file, a Hugging Face directory or hub id, or an opened source.
         precision: precision of the weights; "stored" keeps the source's quantised blocks.
-        dialect: "opset24", "opset17", "contrib", or "auto", which chooses by precision and
-        installed runtime. "llamacpp" copies a GGUF file, "genai" a folder of ONNX Runtime GenAI's
-        model builder; both require the default `precision`.
+        dialect: "opset24", "opset17", "contrib", "tensorrt", or "auto", which chooses by precision
+        and installed runtime. "llamacpp" copies a GGUF file, "genai" a folder of ONNX Runtime
+        GenAI's model builder; both require the default `precision`.
         first_layers: number of first layers to keep; the final norm and the head are kept, too.
         context: number of positions, which determines the size of the rotary tables; None = the
         model's, or with longrope the context of the short factors.

@@ -7,6 +7,7 @@ import msgspec
 from pilotfish.export.architectures import ARCHITECTURES, Architecture
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.dialects.opset17 import Opset17
+from pilotfish.export.dialects.tensorrt import TensorRT
 
 # Version of transformers in tests/reference.
 TRANSFORMERS = "5.23"
@@ -61,4 +62,5 @@ def _dialects(architecture: Architecture) -> dict[str, list[str]]:
         name: list(dialect.precisions)
         for name, dialect in DIALECTS.items()
         if not (loops and dialect is Opset17)
+        if not (architecture.states and dialect is TensorRT)
     }

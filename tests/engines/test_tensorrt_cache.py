@@ -23,6 +23,7 @@ from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.tensorrt.build import EngineRequest, ensure_engine
 from pilotfish.engines.tensorrt.cache import EngineCache
 from tests.support import cudart_double, tensorrt_double
+from tests.support.prefill import prefill
 from tests.support.runnable import needs
 from tests.support.tiny import tiny_artifact
 
@@ -261,6 +262,25 @@ def test_a_dialect_that_this_tensorrt_cannot_read(tmp_path, monkeypatch, version
         ensure_engine(order(artifact))
     with pytest.raises(ProviderError, match=r"tensorrt: .*opset17"):
         Decoder(artifact, provider="tensorrt")
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4", "stored"])
+def test_quantised_weights_need_the_dialect_tensorrt(tmp_path, monkeypatch, precision):
+    needs("tensorrt")
+    monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path / "cache"))
+    tensorrt_double.install(monkeypatch, "10.16.2")
+    refused = tiny_artifact(tmp_path / "a", dialect="opset24", precision=precision)
+    with pytest.raises(BuildError, match=f"--dialect tensorrt --precision {precision}$"):
+        ensure_engine(order(refused))
+    other = tiny_artifact(tmp_path / "c", dialect="contrib", precision=precision)
+    with pytest.raises(BuildError, match=f"fp16, or --dialect tensorrt --precision {precision}$"):
+        ensure_engine(order(other))
+    artifact = tiny_artifact(tmp_path / "b", dialect="tensorrt", precision=precision)
+    logits = [
+        prefill(Decoder(artifact, context=64, provider=provider), 0, np.arange(20), rows=4).logits
+        for provider in ("tensorrt", "cpu")
+    ]
+    np.testing.assert_allclose(logits[0], logits[1], atol=1e-4)
 
 
 def test_a_graph_that_the_parser_cannot_read(artifact, monkeypatch):

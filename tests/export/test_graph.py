@@ -3,6 +3,7 @@
 import onnx
 import pytest
 
+from pilotfish.engines.tensorrt.gates import FLOATS
 from pilotfish.export.dialects import DIALECTS
 from tests.support.tiny import FAMILIES, SHARING, tiny_artifact
 
@@ -11,6 +12,7 @@ STANDARD = [
     for name, dialect in DIALECTS.items()
     if not dialect.contrib
     for precision in dialect.precisions
+    if name != "tensorrt" or precision not in FLOATS  # these are opset24's, see below
 ]
 # Operators that TensorRT 8.6's parser and onnxruntime 1.23 both have.
 PRIMITIVES = {
@@ -32,6 +34,18 @@ def test_standard_dialects_pass_the_strict_checker(tmp_path, family, dialect, pr
     model = onnx.load(artifact.graph_path)
     assert {node.domain for node in model.graph.node} == {""}
     assert [item.version for item in model.opset_import] == [artifact.manifest.opset]
+
+
+@pytest.mark.parametrize("precision", FLOATS)
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "gemma3n"])
+def test_in_floats_the_dialect_tensorrt_is_opset24(tmp_path, family, precision):
+    files = [
+        tiny_artifact(
+            tmp_path / dialect, architecture=family, dialect=dialect, precision=precision
+        ).manifest.files
+        for dialect in ("opset24", "tensorrt")
+    ]
+    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize("family", FAMILIES | SHARING)

@@ -105,7 +105,7 @@ def test_packed_weights_are_read_as_they_were_written(
     assert source.quantized("model.embed_tokens.weight") is None
 
 
-@pytest.mark.parametrize("dialect", ["opset24", "contrib"])
+@pytest.mark.parametrize("dialect", ["opset24", "contrib", "tensorrt"])
 @pytest.mark.parametrize("way", WAYS)
 def test_packed_weights_are_kept_and_computed_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, dialect: str

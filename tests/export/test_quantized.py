@@ -108,7 +108,7 @@ def tiny_gguf(path: Path, kind: Kind) -> Path:
     return write_gguf(path, config, kind=kind, weights=calm)
 
 
-@pytest.mark.parametrize("dialect", ["opset24", "contrib"])
+@pytest.mark.parametrize("dialect", ["opset24", "contrib", "tensorrt"])
 @pytest.mark.parametrize("kind", [Kind.Q4_0, Kind.Q4_1])
 def test_an_int4_export_of_4_bit_blocks_computes_what_the_file_does(
     tmp_path: Path, kind: Kind, dialect: str
@@ -147,7 +147,7 @@ def test_what_is_kept_is_kept_in_stages_and_passes_the_strict_checker(tmp_path: 
     np.testing.assert_array_equal(result.logits, wanted.logits)
 
 
-@pytest.mark.parametrize("dialect", ["opset24", "contrib"])
+@pytest.mark.parametrize("dialect", ["opset24", "contrib", "tensorrt"])
 @pytest.mark.parametrize(
     ("architecture", "head"),
     [

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from pilotfish.engines.onnx_decoder import Decoder, Pass
-from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
 from tests.reference.test_checkpoints import MODELS
 from tests.support.prefill import prefill
-from tests.support.runnable import needs
+from tests.support.runnable import DISTINCT, needs
 from tests.support.vocabularies import HERE, sentencepiece_metadata
 
 pytestmark = pytest.mark.reference
@@ -43,7 +42,7 @@ def reference(model: Any, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return out.logits[0].numpy(), out.hidden_states[-1][0].numpy()
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", DISTINCT)
 @pytest.mark.parametrize("name", MODELS)
 def test_architecture_equals_transformers(name: str, dialect: str, tmp_path: Path) -> None:
     import torch
@@ -104,7 +103,7 @@ def smollm2() -> Any:
     return model
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", DISTINCT)
 def test_smollm2_equals_transformers(dialect: str, tmp_path: Path) -> None:
     needs(dialect)
     export_model("default", tmp_path / "artifact", dialect=dialect)

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from pilotfish.engines.onnx_decoder import Decoder, Pass
-from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.model import export_model
 from pilotfish.export.quantize import quantize
 from pilotfish.export.sources.huggingface import open_directory
-from tests.support.runnable import needs
+from tests.support.runnable import DISTINCT, needs
 from tests.support.small_checkpoints import TOKENS, VOCAB, tokenizer_json
 
 pytestmark = pytest.mark.reference
@@ -142,7 +141,7 @@ def read(path: Path, out: Path, dialect: str) -> NDArray[np.float32]:
     return np.concatenate(result)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", DISTINCT)
 @pytest.mark.parametrize("name", CLASSES)
 def test_answers_as_transformers_does(
     reference: Any, tmp_path: Path, name: str, dialect: str
@@ -186,7 +185,7 @@ def in_blocks(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return Reference(path, answer(model))
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", DISTINCT)
 def test_reads_blocks_of_mxfp4(in_blocks: Reference, tmp_path: Path, dialect: str) -> None:
     result = read(in_blocks.path, tmp_path / "out", dialect)
     assert np.abs(result - in_blocks.logits).max() < TOLERANCE

@@ -1,7 +1,8 @@
 """Load an artifact's engine from the cache, or build it on this machine.
 
 A build reads `model.onnx` with TensorRT's parser and times kernels on this GPU, which takes
-minutes. This has not run on a GPU yet: see docs/engines.md.
+minutes. NVIDIA's builder for RTX has built our graphs without a GPU; no engine has run yet: see
+docs/engines.md.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cache import replace_file
 from pilotfish.engines.cudart import Cuda, Gpu
 from pilotfish.engines.engine_errors import BuildError, ProviderError
+from pilotfish.engines.manifest import OPSET24
 from pilotfish.engines.tensorrt.cache import EngineCache, EngineKey
 from pilotfish.engines.tensorrt.fixing import fix_size
 from pilotfish.engines.tensorrt.gates import (
@@ -64,9 +66,9 @@ class EngineRequest:
 
     @property
     def profiles(self) -> Profiles:
-        """The profiles; opset24's TensorScatter needs a cache of fixed length."""
+        """The profiles; opset 24's TensorScatter needs a cache of fixed length."""
         manifest = self.artifact.manifest
-        fixed = manifest.dialect == "opset24"
+        fixed = manifest.opset == OPSET24
         return Profiles.for_slots(manifest, self.slots, self.context, fixed=fixed)
 
     @property
@@ -226,7 +228,7 @@ def _parse(request: EngineRequest, parser: trt.OnnxParser, profiles: Profiles) -
     check_dialect(request.artifact.manifest, parser)
     with reading_file(lambda problem: BuildError(f"TensorRT cannot open this path: {problem}")):
         path = utf8_path(request.artifact.graph_path)
-    if len(profiles.capacities) == 1 and request.artifact.manifest.dialect == "opset24":
+    if len(profiles.capacities) == 1 and request.artifact.manifest.opset == OPSET24:
         model = fix_size(request.artifact.graph_path.read_bytes(), CAPACITY, profiles.capacities[0])
         read = parser.parse(model, path)  # the path is needed to find the weights
     else:

@@ -4,7 +4,7 @@ Versions are recognised by their features, not by their number:
 
     8.6     networks need EXPLICIT_BATCH; fp16 needs a flag; integers are 32 bits wide
     10      STRONGLY_TYPED (types come from the graph) and IProgressMonitor are new
-    10.15   the parser knows the operators of the dialect opset24; get_aliased_input_tensor is new
+    10.15   the parser knows the operators of opset 24; get_aliased_input_tensor is new
     11      EXPLICIT_BATCH and the flag FP16 are gone
 
 Each function imports TensorRT when it needs it: the package is large, and mostly not installed.
@@ -20,7 +20,7 @@ import numpy as np
 
 from pilotfish.base.extras import install_command
 from pilotfish.engines.engine_errors import BuildError, ProviderError
-from pilotfish.engines.manifest import GENAI, LLAMACPP, Manifest
+from pilotfish.engines.manifest import GENAI, LLAMACPP, OPSET24, Manifest
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("pilotfish.tensorrt")
 _loggers: dict[type[trt.ILogger], trt.ILogger] = {}
 
-# Operators of the dialect opset24 that older parsers lack.
+# Operators of opset 24, in the dialects opset24 and tensorrt, that older parsers lack.
 OPSET24_OPERATORS = ("TensorScatter", "RMSNormalization", "RotaryEmbedding")
+FLOATS = ("fp32", "fp16")
+BITS = ("int8", "int4", "stored")  # precisions with quantised weights
 JETSON = Path("/etc/nv_tegra_release")
 
 
@@ -121,20 +123,27 @@ def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
         raise BuildError(
             f"{manifest.model} has recurrent states, which only the CPU supports so far"
         )
+    has_opset24 = all(parser.supports_operator(name) for name in OPSET24_OPERATORS)
     if manifest.dialect == LLAMACPP:
         problem = "TensorRT cannot read a GGUF file"
     elif manifest.dialect == GENAI:
         problem = "TensorRT knows no operator of ONNX Runtime GenAI's graphs"
     elif manifest.dialect == "contrib":
         problem = "TensorRT knows no operator of the dialect contrib"
-    elif manifest.dialect == "opset24" and not all(
-        parser.supports_operator(name) for name in OPSET24_OPERATORS
-    ):
+    elif manifest.opset == OPSET24 and not has_opset24:
         problem = (
-            f"TensorRT {tensorrt_version()} does not support the dialect opset24, which "
+            f"TensorRT {tensorrt_version()} does not support the dialect {manifest.dialect}, which "
             "needs 10.15 or later"
+        )
+    elif manifest.dialect == "opset24" and manifest.precision in BITS:
+        raise BuildError(
+            "TensorRT takes quantised weights only in the form of the dialect tensorrt: export the "
+            f"model with --dialect tensorrt --precision {manifest.precision}"
         )
     else:
         return
-    precision = manifest.precision if manifest.precision in {"fp32", "fp16"} else "fp16"
-    raise BuildError(f"{problem}: export the model with --dialect opset17 --precision {precision}")
+    precision = manifest.precision if manifest.precision in FLOATS else "fp16"
+    advice = f"--dialect opset17 --precision {precision}"
+    if manifest.precision in BITS and has_opset24:
+        advice += f", or --dialect tensorrt --precision {manifest.precision}"
+    raise BuildError(f"{problem}: export the model with {advice}")

@@ -11,12 +11,13 @@ from pilotfish.export.dialects.contrib import Contrib
 from pilotfish.export.dialects.dialect import Dialect
 from pilotfish.export.dialects.opset17 import Opset17
 from pilotfish.export.dialects.opset24 import Opset24
+from pilotfish.export.dialects.tensorrt import TensorRT
 from pilotfish.export.export_errors import ExportError
 
 __all__ = ["DIALECTS", "Dialect", "choose_dialect"]
 
 DIALECTS: dict[str, type[Dialect]] = {
-    dialect.name: dialect for dialect in (Opset24, Opset17, Contrib)
+    dialect.name: dialect for dialect in (Opset24, Opset17, Contrib, TensorRT)
 }
 
 

@@ -24,7 +24,13 @@ from pilotfish.engines.manifest import HEADS, STORED, Precision
 from pilotfish.engines.manifest import Dialect as DialectName
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.dialects.attention_inputs import AttentionInputs
-from pilotfish.export.dialects.quantized_weights import look_up, product, projection, rows_of
+from pilotfish.export.dialects.quantized_weights import (
+    code_rows,
+    look_up,
+    product,
+    projection,
+    rows_of,
+)
 from pilotfish.export.graph import ELEMENT, GraphWriter
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.quantize import quantize, quantize_rows
@@ -133,6 +139,10 @@ class Dialect(AttentionInputs):
         """
         return self._source.quantized(name) if self.keeps_blocks else None
 
+    def code_rows(self, name: str, weight: Quantized, tokens: str) -> str:
+        """Look up rows of a weight's codes minus `zero_point`, [T, K / block, block]."""
+        return code_rows(self, name, weight, tokens)
+
     def embed(self, name: str) -> str:
         """Look up the embeddings of the packed tokens, [T, width]."""
         blocks = self.blocks(name)
@@ -141,7 +151,7 @@ class Dialect(AttentionInputs):
         if self.bits is None:
             return self.graph.op("Gather", self.weight(name), self.tokens)
         codes, scales = quantize_rows(self.read(name))
-        row = self.graph.op("Gather", self.graph.weight(f"{name}.row_codes", codes), self.tokens)
+        row = self.signed_rows(f"{name}.row_codes", codes.shape, [codes], self.tokens)
         scale = self.graph.op(
             "Gather", self.graph.weight(f"{name}.row_scales", scales), self.tokens
         )
@@ -177,9 +187,8 @@ class Dialect(AttentionInputs):
                 scales.append(scale)
                 yield rounded
 
-        table = self.graph.stream_weight(f"{name}.row_codes", shape, "int8", codes())
+        row = self.cast(self.signed_rows(f"{name}.row_codes", shape, codes(), tokens), self.float)
         factors = np.concatenate(scales).reshape(inputs.rows, -1)
-        row = self.cast(self.graph.op("Gather", table, tokens), self.float)
         scale = self.graph.op("Gather", self.graph.weight(f"{name}.row_scales", factors), tokens)
         by_layer = self.reshape(row, [-1, self.config.layers, width])
         factor = self.graph.op("Unsqueeze", scale, self.graph.constant([2], "int64"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -36,6 +36,27 @@ class Operators(ABC):
     @abstractmethod
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """Multiply x [T, K] by the transposed weight [N, K]; the weight's offsets are ignored."""
+
+    def kernel_blocks(self, weight: Quantized) -> Quantized:
+        """Return the same weight in blocks that the dialect's `quantized_linear` can express."""
+        return weight
+
+    def signed_rows(
+        self, name: str, shape: tuple[int, int], parts: Iterable[NDArray[np.int8]], tokens: str
+    ) -> str:
+        """Look up the rows `tokens` [T] of a table of codes, i8 [V, K]; integers [T, K].
+
+        `parts` are consecutive parts of the table, of which one at a time is in memory.
+        """
+        table = self.graph.stream_weight(name, shape, "int8", parts)
+        return self.graph.op("Gather", table, tokens)
+
+    @abstractmethod
+    def code_rows(self, name: str, weight: Quantized, tokens: str) -> str:
+        """Look up the rows `tokens` [T] of a weight's codes; floats [T, K / block, block].
+
+        The result is the codes minus `zero_point`.
+        """
 
     def weight(self, name: str, array: NDArray[np.float32] | None = None) -> str:
         """Write a weight in the graph's floating-point type, unless it is written already."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+from pilotfish.engines.manifest import Dialect as DialectName
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.dialects.padded import PaddedAttention
 from pilotfish.export.parts import Rope
@@ -13,7 +16,7 @@ class Opset24(PaddedAttention):
     It does not use the operator Attention, for the reason in `export.dialects.padded`.
     """
 
-    name = "opset24"
+    name: ClassVar[DialectName] = "opset24"
     opset = 24
     precisions = ("fp32", "fp16", "int8", "int4", "stored")
 

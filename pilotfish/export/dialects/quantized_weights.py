@@ -56,6 +56,7 @@ def _joined_product(net: Operators, x: str, name: str, weights: Sequence[Weight]
 
 def product(net: Operators, x: str, name: str, weight: Quantized) -> str:
     """Multiply x [T, K] by a transposed weight [N, K]."""
+    weight = net.kernel_blocks(weight)
     if weight.order is not None:
         x = net.graph.op("Gather", x, net.graph.constant(weight.order, "int64"), axis=-1)
     result = net.quantized_linear(x, name, weight)
@@ -76,22 +77,33 @@ def _add_offsets(net: Operators, result: str, x: str, name: str, weight: Quantiz
 
 def look_up(net: Operators, name: str, weight: Quantized, tokens: str) -> str:
     """Look up rows of a weight [V, K] at `tokens` [T]; [T, K]."""
-    graph, op, weight = net.graph, net.graph.op, weight.without_zeros()
-    last = graph.constant([-1], "int64")
-    codes, scales = write_rows(graph, name, weight)
-    rows = op("Gather", codes, tokens)  # [T, blocks, bytes]
+    # A tied head shares the offsets, so both must have the same blocks.
+    op, weight = net.graph.op, net.kernel_blocks(weight).without_zeros()
+    last = net.graph.constant([-1], "int64")
+    rows = net.code_rows(name, weight, tokens)
+    scales = op("Gather", _scales(net.graph, name, weight), tokens)
+    rows = op("Mul", rows, op("Unsqueeze", scales, last))
+    if weight.offsets is not None:
+        offsets = op("Gather", _offsets(net.graph, name, weight), tokens)
+        rows = op("Add", rows, op("Unsqueeze", offsets, last))
+    return net.reshape(rows, [-1, weight.codes.shape[1]])
+
+
+def code_rows(net: Operators, name: str, weight: Quantized, tokens: str) -> str:
+    """Look up rows of codes minus `zero_point`, from the codes that `write_rows` writes.
+
+    Return floats [T, K / block, block].
+    """
+    graph, op = net.graph, net.graph.op
+    rows = op("Gather", write_rows(graph, name, weight)[0], tokens)  # [T, blocks, bytes]
     if weight.bits == 4:
         wide, base = net.cast(rows, "int32"), graph.constant(16, "int32")
         pair = (op(kind, wide, base) for kind in ("Mod", "Div"))
+        last = graph.constant([-1], "int64")
         nibbles = op("Concat", *(op("Unsqueeze", each, last) for each in pair), axis=-1)
         rows = net.reshape(nibbles, [-1, weight.scales.shape[1], weight.block])
     middle = graph.constant(weight.zero_point, net.float)
-    rows = op("Sub", net.cast(rows, net.float), middle)
-    rows = op("Mul", rows, op("Unsqueeze", op("Gather", scales, tokens), last))
-    if weight.offsets is not None:
-        offsets = op("Gather", _offsets(graph, name, weight), tokens)
-        rows = op("Add", rows, op("Unsqueeze", offsets, last))
-    return net.reshape(rows, [-1, weight.codes.shape[1]])
+    return op("Sub", net.cast(rows, net.float), middle)
 
 
 def write_rows(graph: GraphWriter, name: str, weight: Quantized) -> tuple[str, str]:
@@ -102,8 +114,14 @@ def write_rows(graph: GraphWriter, name: str, weight: Quantized) -> tuple[str, s
         if weight.bits == 4:
             codes = pack_nibbles(codes).reshape(*codes.shape[:2], weight.block // 2)
         graph.weight(f"{name}.codes", codes)
+    return f"{name}.codes", _scales(graph, name, weight)
+
+
+def _scales(graph: GraphWriter, name: str, weight: Quantized) -> str:
+    """Write scales f32 [N, K / block] if they are not written yet."""
+    if not graph.has(f"{name}.scales"):
         graph.weight(f"{name}.scales", weight.scales)
-    return f"{name}.codes", f"{name}.scales"
+    return f"{name}.scales"
 
 
 def _offsets(graph: GraphWriter, name: str, weight: Quantized) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pilotfish.engines.backends import PROVIDERS
 from pilotfish.engines.cudart import Cuda
 from pilotfish.engines.engine_errors import EngineError
-from pilotfish.engines.manifest import Manifest, Precision
+from pilotfish.engines.manifest import OPSET24, Manifest, Precision
 from pilotfish.engines.runtime import (
     LINEAR_ATTENTION_SINCE,
     OPSET24_SINCE,
@@ -83,7 +83,7 @@ def why_unable(provider: str, manifest: Manifest) -> str | None:
     """Return the reason why the installed libraries cannot run the artifact; None if they can."""
     if manifest.states is not None and (problem := _why_stateless(provider, manifest)):
         return problem
-    if manifest.dialect != "opset24":
+    if manifest.opset != OPSET24:
         return None
     if provider == "tensorrt":
         import tensorrt as trt
@@ -98,7 +98,7 @@ def why_unable(provider: str, manifest: Manifest) -> str | None:
         )
     if runtime_version() >= OPSET24_SINCE:
         return None
-    return f"opset24 needs ONNX Runtime {'.'.join(map(str, OPSET24_SINCE))}"
+    return f"{manifest.dialect} needs ONNX Runtime {'.'.join(map(str, OPSET24_SINCE))}"
 
 
 def _why_stateless(provider: str, manifest: Manifest) -> str | None:
