@@ -20,6 +20,7 @@ from pilotfish.base.extras import install_command
 from pilotfish.base.reading import reading_file, utf8_path
 from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.forks import keep_in_forks
+from pilotfish.engines.huge_pages import resident_bytes, use_huge_pages
 
 WHEELS = ("onnxruntime", "onnxruntime-gpu")
 
@@ -34,11 +35,14 @@ SESSION_CONFIG = {
 SPIN_DURATION = ("session.intra_op.spin_duration_us", "200")
 SPIN_DURATION_VERSION = (1, 31)
 SPIN_STOP = ("session.force_spinning_stop", "1")
-CUDA = "CUDAExecutionProvider"
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 # Options by provider. CUDA's default, TF32, keeps 10 of float32's 23 bits in products. Then the
 # logits of one token would differ between passes of different shape by much more than rounding.
 PROVIDER_OPTIONS: Mapping[str, Mapping[str, str]] = {CUDA: {"use_tf32": "0"}}
 FATAL = 4  # log severity of ONNX Runtime
+# Growth of the process (bytes) from which a session's weights are moved into huge pages. The
+# processor's caches hold smaller models.
+LARGE = 32 << 20
 
 
 OPSET24_SINCE = (1, 25)  # first version of onnxruntime that runs the dialect opset24
@@ -111,6 +115,7 @@ def open_session(
         lambda problem: ProviderError(f"onnxruntime cannot open this path: {problem}")
     ):
         place = utf8_path(graph)
+    size_before = resident_bytes()
     session = onnxruntime.InferenceSession(
         place,
         session_options,
@@ -128,6 +133,8 @@ def open_session(
             cuda_problem or "onnxruntime could not load this provider and chose another"
         )
     keep_in_forks(session)
+    if provider == CPU and resident_bytes() - size_before > LARGE:
+        use_huge_pages()
     return session
 
 

@@ -1,7 +1,8 @@
 """Quantise weights to 4 or 8 bits, in blocks along the input width.
 
-In: w [N, K] float32. Out: codes, and one scale per block of BLOCK columns, with w ≈ (code −
-2^(bits−1)) · scale. MatMulNBits and DequantizeLinear both use these codes and scales.
+In: w [N, K] float32. Out: codes, and one scale per block of columns, with w ≈ (code − 2^(bits−1)) ·
+scale. MatMulNBits and DequantizeLinear both use these codes and scales. A block has BLOCK columns,
+or more if a caller allows it, since 8 bits in wide blocks take less time (docs/engines.md).
 
 **Weights that were already quantised keep their values.** Dequantised blocks of GGUF's Q4_0 and
 Q8_0 have this form exactly; blocks of Q4_1 and Q4_K have it with an offset per block, w = (code −
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.export.blocks import BLOCK, Quantized
+from pilotfish.export.blocks import BLOCK, Quantized, largest_block
 from pilotfish.export.export_errors import ExportError
 
 CHUNK = 1 << 18  # number of weights that are quantised at a time, to fit the CPU's cache
@@ -31,27 +32,30 @@ ROUNDING = 1e-6  # maximum rounding error in float32, relative to a block's larg
 
 
 class _Blocks(NamedTuple):
-    """Rounded blocks: codes f32 [n, BLOCK], scales and offsets f32 [n]."""
+    """Rounded blocks: codes f32 [n, block], scales and offsets f32 [n]."""
 
     codes: NDArray[np.float32]
     scales: NDArray[np.float32]
     offsets: NDArray[np.float32]
 
     def equal(self, blocks: NDArray[np.float32], half: int) -> NDArray[np.bool_]:
-        """Return which blocks equal `blocks` [n, BLOCK] up to float32's rounding, bool [n]."""
+        """Return which blocks equal `blocks` [n, block] up to float32's rounding, bool [n]."""
         again = (self.codes - np.float32(half)) * self.scales[:, None] + self.offsets[:, None]
         allowed = ROUNDING * np.abs(blocks).max(axis=1, keepdims=True)
         matches: NDArray[np.bool_] = (np.abs(again - blocks) <= allowed).all(axis=1)
         return matches
 
 
-# A function that rounds (blocks [n, BLOCK], half, count) to codes below 2 · half. The weight
+# A function that rounds (blocks [n, block], half, count) to codes below 2 · half. The weight
 # farthest from the zero point is `count` steps away.
 _Rounding = Callable[[NDArray[np.float32], int, int], _Blocks]
 
 
 class _Grid(NamedTuple):
-    """A rounding method with `most` steps, or one of the step counts `others` if that is exact."""
+    """A rounding method with `most` steps, or one of the step counts `others` if that is exact.
+
+    There are no `others` if few blocks are exact with any step count.
+    """
 
     method: _Rounding
     most: int
@@ -59,9 +63,18 @@ class _Grid(NamedTuple):
 
 
 def quantize(
-    name: str, weight: NDArray[np.float32], bits: int, *, offsets_allowed: bool = True
+    name: str,
+    weight: NDArray[np.float32],
+    bits: int,
+    *,
+    offsets_allowed: bool = True,
+    widest: int = BLOCK,
 ) -> Quantized:
     """Quantise `weight` [N, K] to `bits` bits, without offsets unless `offsets_allowed`.
+
+    Args:
+        widest: largest number of columns per block for weights in 8 bits that were not rounded in
+        blocks of BLOCK before. 4 bits are too coarse for wider blocks.
 
     Raises:
         ExportError: if K is not a multiple of BLOCK.
@@ -71,21 +84,24 @@ def quantize(
         raise ExportError(
             f"{name} has width {width}, but int{bits} needs a multiple of {BLOCK}: use fp32 or fp16"
         )
-    codes = np.empty((rows, width), np.uint8)
-    scales, offsets = np.empty((2, rows, width // BLOCK), np.float32)
     grid = _grid(weight.reshape(-1, BLOCK), bits, shifted=offsets_allowed)
+    block = BLOCK
+    if bits == 8 and not grid.others:
+        block = min(largest_block(width) or BLOCK, widest)
+    codes = np.empty((rows, width), np.uint8)
+    scales, offsets = np.empty((2, rows, width // block), np.float32)
     step = max(CHUNK // width, 1)
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        rounded = _round(weight[part].reshape(-1, BLOCK), 2 ** (bits - 1), grid)
+        rounded = _round(weight[part].reshape(-1, block), 2 ** (bits - 1), grid)
         codes[part] = rounded.codes.reshape(-1, width)
-        scales[part] = rounded.scales.reshape(-1, width // BLOCK)
-        offsets[part] = rounded.offsets.reshape(-1, width // BLOCK)
-    return Quantized(bits, codes, scales, offsets if offsets.any() else None)
+        scales[part] = rounded.scales.reshape(-1, width // block)
+        offsets[part] = rounded.offsets.reshape(-1, width // block)
+    return Quantized(bits, codes, scales, offsets if offsets.any() else None, block=block)
 
 
 def _round(blocks: NDArray[np.float32], half: int, grid: _Grid) -> _Blocks:
-    """Round blocks [n, BLOCK]: exactly if a step count of the grid allows it, else to nearest."""
+    """Round blocks [n, block]: exactly if a step count of the grid allows it, else to nearest."""
     rounded = grid.method(blocks, half, grid.most)
     for count in grid.others:
         inexact = np.flatnonzero(~rounded.equal(blocks, half))

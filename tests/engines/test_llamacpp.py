@@ -183,7 +183,7 @@ def test_models_that_cannot_be_rolled_back_are_refused_by_the_library_too(tmp_pa
     # a file that is not the exported one is told first, for that is likelier
     with pytest.raises(ArtifactError, match="SHA-256"):
         open_model(artifact)
-    with pytest.raises(ProviderError, match="state that every token changes"):
+    with pytest.raises(ProviderError, match="has recurrent states, which llama"):
         native.NativeModel(file, gpu=False)
 
 

@@ -15,8 +15,9 @@ from onnx import numpy_helper
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import Precision
 from pilotfish.engines.onnx_decoder import Decoder, Pass
+from pilotfish.export.blocks import BLOCK, LARGEST
 from pilotfish.export.model import export_model
-from pilotfish.export.quantize import BLOCK, quantize
+from pilotfish.export.quantize import quantize
 from pilotfish.export.sources import open_source
 from pilotfish.export.split import split_artifact
 from tests.support.runnable import needs
@@ -84,6 +85,46 @@ def test_what_was_rounded_before_is_kept(weight: Floats, bits: int, most: float)
 def test_other_weights_are_rounded_to_the_nearest(bits: int, most: float) -> None:
     assert 0 < error(weights(), bits) < most
     assert quantize("w", weights(), bits).offsets is None
+
+
+@pytest.mark.parametrize(
+    ("weight", "bits", "block"),
+    [
+        pytest.param(weights(), 8, 128, id="never rounded"),
+        pytest.param(rounded(Kind.Q4_1), 8, 128, id="Q4_1, which 8 bits do not hold"),
+        pytest.param(weights()[:, : 6 * BLOCK], 8, 64, id="a width that 128 does not divide"),
+        pytest.param(weights()[:, : 3 * BLOCK], 8, BLOCK, id="a width that 64 does not divide"),
+        pytest.param(rounded(Kind.Q8_0), 8, BLOCK, id="Q8_0, which is kept"),
+        pytest.param(weights(), 4, BLOCK, id="4 bits"),
+    ],
+)
+def test_8_bits_that_are_rounded_anew_have_wide_blocks(
+    weight: Floats, bits: int, block: int
+) -> None:
+    result = quantize("w", weight, bits, widest=LARGEST)
+    assert result.block == block
+    assert result.scales.shape == (64, weight.shape[1] // block)
+    steps = np.repeat(np.abs(result.scales), block, axis=1)
+    assert (np.abs(result.floats() - weight) <= 1.001 * steps).all()
+    assert quantize("w", weight, bits).block == BLOCK
+
+
+@pytest.mark.parametrize("dialect", ["opset24", "contrib"])
+def test_wide_blocks_compute_what_narrow_ones_do(tmp_path: Path, dialect: str) -> None:
+    needs(dialect)
+    wide = tiny_artifact(tmp_path / "wide", precision="int8", dialect=dialect)
+    graph = onnx.load(wide.graph_path, load_external_data=False).graph
+    blocks = {
+        attribute.i
+        for node in graph.node
+        for attribute in node.attribute
+        if attribute.name == "block_size"
+    }
+    assert max(blocks) > BLOCK
+    tokens = np.arange(30)
+    [out] = Decoder(wide).forward([Pass(0, tokens)])
+    [wanted] = Decoder(tiny_artifact(tmp_path / "exact")).forward([Pass(0, tokens)])
+    assert np.abs(out.logits - wanted.logits).std() < 0.03 * wanted.logits.std()
 
 
 def test_blocks_that_lie_on_no_grid_do_not_spoil_those_that_do() -> None:

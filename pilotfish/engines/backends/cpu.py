@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, plane_names
 from pilotfish.engines.kv import HostCache
-from pilotfish.engines.runtime import open_session
+from pilotfish.engines.runtime import CPU, open_session
 from pilotfish.engines.states import StateCache, StateStep
 
 # Limits (bytes) of the arrays that a binding keeps for other shapes of its inputs: of all, and of
@@ -31,7 +31,7 @@ class CpuBackend(Backend):
 
     def __init__(self, load: Load) -> None:
         manifest = load.artifact.manifest
-        self._session = open_session(load.artifact.graph_path, load.threads, "CPUExecutionProvider")
+        self._session = open_session(load.artifact.graph_path, load.threads, CPU)
         self.context = load.context
         self.batches, self.widths = graph_form(self._session)
         self.cache: HostCache = HostCache(manifest, load.slots, load.context)

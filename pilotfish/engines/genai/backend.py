@@ -26,7 +26,7 @@ from pilotfish.engines.genai.genai_config import (
 )
 from pilotfish.engines.kv import HostCache
 from pilotfish.engines.manifest import Manifest
-from pilotfish.engines.runtime import open_session
+from pilotfish.engines.runtime import CPU, open_session
 
 # maximum tokens of a run, which bounds the memory for the logits of all its tokens
 MOST_RUN_TOKENS = 128
@@ -46,7 +46,7 @@ class GenaiBackend(Backend):
     def __init__(self, load: Load) -> None:
         artifact = load.artifact
         self.config = read_genai_config(artifact.genai_path)
-        self.session = open_session(artifact.graph_path, load.threads, "CPUExecutionProvider")
+        self.session = open_session(artifact.graph_path, load.threads, CPU)
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
         self.form = check_graph(self.config, _ports(inputs), _ports(outputs))
         _check_manifest(artifact.manifest, self.config, self.form)

@@ -38,6 +38,7 @@ class Contrib(FusedExperts):
     opset = 17
     contrib = True
     precisions = ("fp32", "int8", "int4", "stored")
+    folds_offsets = True
 
     def __init__(
         self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.manifest import HEADS, STORED, Precision
 from pilotfish.engines.manifest import Dialect as DialectName
-from pilotfish.export.blocks import Quantized
+from pilotfish.export.blocks import LARGEST, Quantized
 from pilotfish.export.dialects.attention_inputs import AttentionInputs
 from pilotfish.export.dialects.quantized_weights import (
     code_rows,
@@ -320,7 +320,7 @@ class Dialect(AttentionInputs):
         bits: int | None,
     ) -> str:
         if bits is not None:
-            result = product(self, x, name, quantize(name, weight, bits))
+            result = product(self, x, name, quantize(name, weight, bits, widest=LARGEST))
             return self.graph.op("Add", result, bias) if bias else result
         operands = [x, self.weight(name, weight), *([bias] if bias else [])]
         return self.graph.op("Gemm", *operands, transB=1)

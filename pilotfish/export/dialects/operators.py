@@ -19,10 +19,13 @@ AXES_ARE_INPUTS = 18  # first opset in which the axes of reductions are inputs
 class Operators(ABC):
     """A writer of operators to a graph.
 
-    `float`: numpy's name of the graph's floating-point type.
+    Attributes:
+        float: numpy's name of the graph's floating-point type.
+        folds_offsets: whether blocks' offsets become zero points and further columns.
     """
 
     opset: ClassVar[int]
+    folds_offsets: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 In: `Quantized` weights, from a checkpoint or from `export.quantize`. Kernels support neither
 offsets nor a column order. So the product of x's block sums with the offsets, and the reordering of
-x's columns, are separate operators.
+x's columns, are separate operators. A dialect whose kernel has zero points folds the offsets into
+these and into further columns (`folded_offsets`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.export.blocks import Quantized, join
+from pilotfish.export.dialects.folded_offsets import append_sums, fold_offsets
 from pilotfish.export.dialects.operators import Operators
 from pilotfish.export.graph import GraphWriter, pack_nibbles
 
@@ -59,6 +61,9 @@ def product(net: Operators, x: str, name: str, weight: Quantized) -> str:
     weight = net.kernel_blocks(weight)
     if weight.order is not None:
         x = net.graph.op("Gather", x, net.graph.constant(weight.order, "int64"), axis=-1)
+    if weight.offsets is not None and net.folds_offsets and not net.graph.has(f"{name}.codes"):
+        # A head whose codes an embedding has written already shares these, which have no sums.
+        return net.quantized_linear(append_sums(net, x, weight), name, fold_offsets(weight))
     result = net.quantized_linear(x, name, weight)
     return result if weight.offsets is None else _add_offsets(net, result, x, name, weight)
 
@@ -107,10 +112,15 @@ def code_rows(net: Operators, name: str, weight: Quantized, tokens: str) -> str:
 
 
 def write_rows(graph: GraphWriter, name: str, weight: Quantized) -> tuple[str, str]:
-    """Write codes u8 [N, K / block, bytes per block] and scales f32 [N, K / block] if needed."""
+    """Write codes u8 [N, blocks, bytes per block] and scales f32 [N, blocks] if needed.
+
+    The last block is filled up if the block does not divide K.
+    """
     if not graph.has(f"{name}.codes"):
         rows, width = weight.codes.shape
-        codes = weight.codes.reshape(rows, width // weight.block, weight.block)
+        padding = ((0, 0), (0, -width % weight.block))
+        codes = np.pad(weight.codes, padding, constant_values=weight.zero_point)
+        codes = codes.reshape(rows, -1, weight.block)
         if weight.bits == 4:
             codes = pack_nibbles(codes).reshape(*codes.shape[:2], weight.block // 2)
         graph.weight(f"{name}.codes", codes)
