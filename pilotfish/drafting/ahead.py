@@ -1,11 +1,17 @@
-"""Draft ahead of the committed tokens, token by token: the rules that both ends follow.
+"""Draft ahead of the committed tokens, pass by pass: the rules that both ends follow.
 
-In:  logits after the committed tokens and the drafts so far. Out: the next draft and its margin,
-     and whether one more draft is likely to be accepted.
+In:  logits after the committed tokens and the drafts so far. Out: the next drafts with their
+     margins, and whether one more draft is likely to be accepted.
+
+A pass of most drafters yields one draft. A pass of a drafter with a mask token yields several; the
+later ones are wrong more often at the same margin, since the drafter does not know the tokens
+between. So acceptance is learnt for each place in a pass by itself.
 
 A device drafts for its own generation (`device_runtime.forerunner`); the drafter of an edge drafts
 for many sessions in one pass (`edge_runtime.edge_drafter`).
 """
+
+from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -33,12 +39,29 @@ class NextDraft(NamedTuple):
     """A draft, its acceptance, and its margin (`draft_with_margin`).
 
     acceptance: given that the drafts before it are accepted. margin: None if the acceptance was not
-    estimated from it.
+    estimated from it. place: its place among the drafts of its pass, from 0.
     """
 
     token: int
     acceptance: float
     margin: float | None
+    place: int = 0
+
+
+class PassAcceptance:
+    """Acceptance of the drafts of a pass by their places, each place learnt by itself.
+
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._estimators = [AcceptanceEstimator()]
+
+    def at(self, place: int) -> AcceptanceEstimator:
+        """Return the estimator for a place, from 0: the token right after the text."""
+        while place >= len(self._estimators):
+            self._estimators.append(AcceptanceEstimator())
+        return self._estimators[place]
 
 
 class ModelAcceptance:
@@ -48,10 +71,10 @@ class ModelAcceptance:
     """
 
     def __init__(self) -> None:
-        self._greedy, self._sampled = AcceptanceEstimator(), AcceptanceEstimator()
+        self._greedy, self._sampled = PassAcceptance(), PassAcceptance()
 
-    def estimator(self, params: SamplingParams) -> AcceptanceEstimator:
-        """Return the estimator for answers with these sampling parameters."""
+    def of(self, params: SamplingParams) -> PassAcceptance:
+        """Return the acceptance of drafts in answers with these sampling parameters."""
         return self._greedy if params.sampling.greedy else self._sampled
 
 
@@ -79,6 +102,47 @@ def next_draft(
     return NextDraft(token, estimator.estimate(margin), margin)
 
 
+def next_drafts(
+    logits: Floats,
+    committed: Ids,
+    drafts: Sequence[int],
+    processor: LogitsProcessor | None,
+    params: SamplingParams,
+    acceptance: PassAcceptance,
+    *,
+    joint_acceptance: float,
+    least_acceptance: float,
+    ends: Collection[int],
+    known: Sequence[float] | None = None,
+) -> list[NextDraft]:
+    """Draft the tokens after committed tokens u32 [n] and drafts, one from each row of a pass.
+
+    logits: f32 [rows, V], row i predicts the token i places later. The list ends before a place
+    where no token may follow, and after the first draft after which none is wanted (`wants_draft`).
+    joint_acceptance: the earlier drafts' joint acceptance. known: each draft's acceptance, if the
+    drafter knows it (`Level`).
+    """
+    path, made = list(drafts), list[NextDraft]()
+    for place in range(len(logits)):
+        if made and not _continues(joint_acceptance, least_acceptance, path[-1], ends):
+            break
+        draft = next_draft(
+            logits[place : place + 1],
+            committed,
+            path,
+            processor,
+            params,
+            acceptance.at(place),
+            None if known is None else known[place],
+        )
+        if draft is None:
+            break
+        made.append(draft._replace(place=place))
+        path.append(draft.token)
+        joint_acceptance *= draft.acceptance
+    return made
+
+
 def wants_draft(
     ahead: DraftAhead, most: int, least_acceptance: float, ends: Collection[int]
 ) -> bool:
@@ -89,13 +153,20 @@ def wants_draft(
     """
     if len(ahead) >= most:
         return False
-    return not len(ahead) or (
-        ahead.joint_acceptance >= least_acceptance and int(ahead.drafts[-1]) not in ends
+    return not len(ahead) or _continues(
+        ahead.joint_acceptance, least_acceptance, int(ahead.drafts[-1]), ends
     )
 
 
-def learn_acceptance(estimator: AcceptanceEstimator, comparison: DraftComparison) -> None:
-    """Update the estimator with each compared draft that has a margin."""
-    for at, margin in enumerate(comparison.margins):
+def _continues(
+    joint_acceptance: float, least_acceptance: float, last: int, ends: Collection[int]
+) -> bool:
+    """Whether a draft may follow the draft ``last``; joint_acceptance: of all drafts up to it."""
+    return joint_acceptance >= least_acceptance and last not in ends
+
+
+def learn_acceptance(acceptance: PassAcceptance, comparison: DraftComparison) -> None:
+    """Update the estimates with each compared draft that has a margin."""
+    for at, (margin, place) in enumerate(zip(comparison.margins, comparison.places, strict=True)):
         if margin is not None:
-            estimator.update(margin, at < comparison.agreed)
+            acceptance.at(place).update(margin, at < comparison.agreed)

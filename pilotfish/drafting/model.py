@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -76,6 +76,16 @@ class SharedModel:
                 drafts=True,
             )
         )
+
+    @property
+    def draft_times(self) -> Mapping[int, float]:
+        """Seconds by number of drafts, for the edge's welcome.
+
+        With a mask token, the drafts of a pass share its time: the only entry is the time of one.
+        """
+        if self.drafts_per_pass == 1:
+            return self.pass_times
+        return {1: self.pass_times[self.drafts_per_pass] / self.drafts_per_pass}
 
     def acquire_slot(self) -> int:
         """Empty and return a lane's slot, the lowest free one; `UnsupportedError` if none is."""
