@@ -17,6 +17,7 @@ from pilotfish.device_runtime.plan import Plan
 from pilotfish.drafting.ahead import (
     NextDraft,
     PassAcceptance,
+    best_count,
     learn_acceptance,
     next_drafts,
     wants_draft,
@@ -116,8 +117,9 @@ class Forerunner:
                 self._forced.append(position)
                 acceptance = self._acceptance.at(0).estimate(math.inf)
                 return [NextDraft(token, acceptance, math.inf)]
-        most = self._most_drafts() - len(drafts)
-        level = self._drafter.predict_next(committed, drafts, most)
+        most = min(self._drafter.drafts_per_pass, self._most_drafts() - len(drafts))
+        count = best_count(self._acceptance.means(most), self._drafter.pass_times)
+        level = self._drafter.predict_next(committed, drafts, count)
         if level is None:
             return ()
         return next_drafts(

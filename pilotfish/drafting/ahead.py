@@ -5,7 +5,8 @@ In:  logits after the committed tokens and the drafts so far. Out: the next draf
 
 A pass of most drafters yields one draft. A pass of a drafter with a mask token yields several; the
 later ones are wrong more often at the same margin, since the drafter does not know the tokens
-between. So acceptance is learnt for each place in a pass by itself.
+between. So acceptance is learnt for each place in a pass by itself, and a pass makes as many drafts
+as bring the most right ones per second.
 
 A device drafts for its own generation (`device_runtime.forerunner`); the drafter of an edge drafts
 for many sessions in one pass (`edge_runtime.edge_drafter`).
@@ -13,16 +14,19 @@ for many sessions in one pass (`edge_runtime.edge_drafter`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pilotfish.speculation.acceptance import AcceptanceEstimator
+from pilotfish.speculation.acceptance import PRIOR_ACCEPTANCE, AcceptanceEstimator
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.wire.protocols.ahead import DraftAhead, DraftComparison, draft_with_margin
 from pilotfish.wire.protocols.protocol import Ids, SamplingParams
+
+_PRIOR_DRAFTS = 8.0  # weight, in compared drafts, of a place's prior acceptance
+_FADE = 0.995  # factor by which the weight of a place's older drafts shrinks with each draft
 
 
 class Proposal(NamedTuple):
@@ -56,12 +60,34 @@ class PassAcceptance:
 
     def __init__(self) -> None:
         self._estimators = [AcceptanceEstimator()]
+        # by place: weighted number of compared drafts, and of right ones among them
+        self._counts = [(0.0, 0.0)]
 
     def at(self, place: int) -> AcceptanceEstimator:
         """Return the estimator for a place, from 0: the token right after the text."""
         while place >= len(self._estimators):
             self._estimators.append(AcceptanceEstimator())
+            self._counts.append((0.0, 0.0))
         return self._estimators[place]
+
+    def update(self, place: int, margin: float, agreed: bool) -> None:
+        """Learn whether the target chose the draft at a place, which had this margin."""
+        self.at(place).update(margin, agreed)
+        compared, right = self._counts[place]
+        self._counts[place] = _FADE * compared + 1.0, _FADE * right + agreed
+
+    def means(self, places: int) -> list[float]:
+        """Estimate the mean acceptance at each of the first places.
+
+        It is the share of right drafts among those whose earlier drafts were right. A place without
+        evidence is taken to be as good as the place before.
+        """
+        result, mean = [], PRIOR_ACCEPTANCE
+        for place in range(places):
+            compared, right = self._counts[place] if place < len(self._counts) else (0.0, 0.0)
+            mean = (_PRIOR_DRAFTS * mean + right) / (_PRIOR_DRAFTS + compared)
+            result.append(mean)
+        return result
 
 
 class ModelAcceptance:
@@ -76,6 +102,20 @@ class ModelAcceptance:
     def of(self, params: SamplingParams) -> PassAcceptance:
         """Return the acceptance of drafts in answers with these sampling parameters."""
         return self._greedy if params.sampling.greedy else self._sampled
+
+
+def best_count(means: Sequence[float], pass_times: Mapping[int, float]) -> int:
+    """Return the number of drafts per pass that brings the most right drafts per second.
+
+    means: acceptance by place in a pass, at least one (`PassAcceptance.means`). pass_times: seconds
+    of a pass by number of tokens, ascending.
+    """
+    if len(means) == 1:
+        return 1
+    right = np.cumsum(np.cumprod(means))
+    widths = np.arange(1, 1 + len(means))
+    seconds = np.interp(widths, list(pass_times), list(pass_times.values()))
+    return 1 + int(np.argmax(right / seconds))
 
 
 def next_draft(
@@ -169,4 +209,4 @@ def learn_acceptance(acceptance: PassAcceptance, comparison: DraftComparison) ->
     """Update the estimates with each compared draft that has a margin."""
     for at, (margin, place) in enumerate(zip(comparison.margins, comparison.places, strict=True)):
         if margin is not None:
-            acceptance.at(place).update(margin, at < comparison.agreed)
+            acceptance.update(place, margin, at < comparison.agreed)

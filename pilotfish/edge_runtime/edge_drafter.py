@@ -24,6 +24,7 @@ from pilotfish.base.errors import PairMismatchError
 from pilotfish.drafting.ahead import (
     ModelAcceptance,
     Proposal,
+    best_count,
     learn_acceptance,
     next_drafts,
     wants_draft,
@@ -282,7 +283,9 @@ class EdgeDrafter(threading.Thread):
         if trail.requested_end:
             # the masks of a pass, too, must fit the context
             room = self._context - len(text) + 1
-            drafts = min(self.model.drafts_per_pass, _most_drafts(trail) - len(ahead), room)
+            most = min(self.model.drafts_per_pass, _most_drafts(trail) - len(ahead), room)
+            means = self._acceptance.of(trail.sampling_params).means(most)
+            drafts = best_count(means, self.model.pass_times)
         return _Task(trail, text.ids.copy(), text.hash, drafts, ahead.joint_acceptance)
 
     def _plan_pass(self, tasks: Sequence[_Task]) -> list[tuple[_Task, Work]]:

@@ -11,6 +11,7 @@ from pilotfish.drafting.ahead import (
     ModelAcceptance,
     NextDraft,
     PassAcceptance,
+    best_count,
     learn_acceptance,
     next_draft,
     next_drafts,
@@ -193,3 +194,38 @@ def test_each_place_of_a_pass_is_learnt_by_itself() -> None:
     assert learnt.at(1).estimate(1.0) > before
     assert learnt.at(2).estimate(1.0) < 0.3
     assert learnt.at(3).estimate(1.0) == before
+
+
+FLAT, STEEP = {1: 1.0, 8: 1.0}, {1: 1.0, 8: 8.0}
+
+
+@pytest.mark.parametrize(
+    ("means", "pass_times", "count"),
+    [
+        ([0.9], FLAT, 1),
+        ([0.9] * 8, FLAT, 8),
+        ([0.9] * 8, STEEP, 1),
+        ([0.9, 0.9, 0.0, 0.9], FLAT, 2),
+        ([0.5] * 8, {1: 1.0, 2: 1.1, 4: 1.6, 8: 2.4}, 2),  # 0.5, 0.75, 0.875 for 1, 1.1, 1.35
+        ([0.8] * 8, {1: 1.0, 2: 1.1, 4: 1.6, 8: 2.4}, 5),
+    ],
+)
+def test_a_pass_makes_the_drafts_that_bring_the_most_right_ones_per_second(
+    means: list[float], pass_times: dict[int, float], count: int
+) -> None:
+    assert best_count(means, pass_times) == count
+
+
+def test_the_means_of_places_follow_the_drafts_and_those_before() -> None:
+    acceptance = PassAcceptance()
+    assert len({*acceptance.means(8)}) == 1  # of an untried drafter
+    for at in range(100):
+        acceptance.update(0, 1.0, agreed=at % 10 > 0)
+        acceptance.update(1, 1.0, agreed=at % 2 > 0)
+    means = acceptance.means(4)
+    assert means[0] == pytest.approx(0.9, abs=0.02)
+    assert means[1] == pytest.approx(0.5, abs=0.05)
+    assert means[1] == means[2] == means[3]  # no place is better than the one before it
+    for _ in range(400):
+        acceptance.update(1, 1.0, agreed=True)
+    assert acceptance.means(2)[1] > 0.9  # old drafts fade

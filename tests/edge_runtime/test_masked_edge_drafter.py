@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +15,27 @@ from pilotfish.engines.engine import Engine
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.passes import Pass
 from pilotfish.speculation.logits_options import LogitsOptions, LogitsProcessor
-from tests.edge_runtime.test_edge_drafter import FAR, GREEDY, PROMPT, SAMPLED, drafted, drafting
+from tests.edge_runtime.test_edge_drafter import FAR, GREEDY, PROMPT, SAMPLED, drafted
+from tests.edge_runtime.test_edge_drafter import drafting as drafting_alike
 from tests.support.pass_counter import PassCounter
 from tests.support.ring import MASK, ring_pair
 from tests.support.tiny import tiny_artifact
 
 ROWS = 8
+FLAT = {1: 1.0, ROWS: 1.0}  # times of passes: all drafts of a pass are worth their time
 
 
 @pytest.fixture(scope="module")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return ring_pair(tmp_path_factory.mktemp("ring"))[0]
+
+
+@contextmanager
+def drafting(folder: Path) -> Iterator[EdgeDrafter]:
+    """An edge's drafter whose passes take the same time, whatever they read."""
+    with drafting_alike(folder) as drafter:
+        drafter.model.pass_times = FLAT
+        yield drafter
 
 
 def after(folder: Path, text: np.ndarray, count: int) -> list[int]:
@@ -108,6 +120,16 @@ def test_later_drafts_of_a_pass_are_learnt_apart(draft: Path) -> None:
     assert acceptances[0] > 0.9
     assert acceptances[1] > 0.9
     assert acceptances[2] < 0.2
+
+
+def test_a_pass_makes_fewer_drafts_where_they_cost_more(draft: Path) -> None:
+    with drafting(draft) as drafter:
+        drafter.model.pass_times = {1: 1.0, ROWS: float(ROWS)}
+        counter = PassCounter(drafter.model.engine.model)
+        trail = drafter.follow(b"a", 0, PROMPT, GREEDY)
+        trail.set_requested_end(FAR)
+        assert drafted(trail, 3) == after(draft, PROMPT, 3)
+        assert counter.counts[:3] == [len(PROMPT), 1, 1]
 
 
 def test_devices_are_told_the_time_of_a_draft(draft: Path, tmp_path: Path) -> None:
