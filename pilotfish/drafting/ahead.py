@@ -14,6 +14,7 @@ for many sessions in one pass (`edge_runtime.edge_drafter`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
@@ -73,6 +74,8 @@ class PassAcceptance:
     def update(self, place: int, margin: float, agreed: bool) -> None:
         """Learn whether the target chose the draft at a place, which had this margin."""
         self.at(place).update(margin, agreed)
+        if margin == math.inf:  # a grammar forced the token: it tells nothing about the model
+            return
         compared, right = self._counts[place]
         self._counts[place] = _FADE * compared + 1.0, _FADE * right + agreed
 

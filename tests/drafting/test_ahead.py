@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,8 @@ def test_the_means_of_places_follow_the_drafts_and_those_before() -> None:
     assert means[0] == pytest.approx(0.9, abs=0.02)
     assert means[1] == pytest.approx(0.5, abs=0.05)
     assert means[1] == means[2] == means[3]  # no place is better than the one before it
+    acceptance.update(0, math.inf, agreed=True)  # forced by a grammar
+    assert acceptance.means(1) == means[:1]
     for _ in range(400):
         acceptance.update(1, 1.0, agreed=True)
     assert acceptance.means(2)[1] > 0.9  # old drafts fade
