@@ -60,6 +60,8 @@ def _run(args: argparse.Namespace) -> int:
     for entry in entries:
         size = f"{entry.size / 2**20:.0f}"
         model = entry.model if entry.stage is None else f"{entry.model}, {entry.stage}"
+        if entry.mask_token is not None:
+            model += ", several drafts per pass"
         name = os.path.relpath(entry.path, folder)
         table.add_row(name, model, entry.precision, entry.dialect, size)
     console = Console(markup=False, highlight=False)  # markup off: a name may contain brackets

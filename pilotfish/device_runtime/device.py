@@ -116,6 +116,7 @@ class Device:
                 source.vocabulary,
                 source.vocabulary_subset,
                 drafter.pass_times,
+                drafter.drafts_per_pass,
                 drafter.prior_acceptance,
                 self._hello.hidden_size,
                 on_fetch,

@@ -14,9 +14,15 @@ from typing import NamedTuple
 
 from pilotfish.device_runtime.edge_session import EdgeSession
 from pilotfish.device_runtime.plan import Plan
-from pilotfish.drafting.ahead import NextDraft, learn_acceptance, next_draft, wants_draft
+from pilotfish.drafting.ahead import (
+    NextDraft,
+    PassAcceptance,
+    best_count,
+    learn_acceptance,
+    next_drafts,
+    wants_draft,
+)
 from pilotfish.drafting.window import Drafter
-from pilotfish.speculation.acceptance import AcceptanceEstimator
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.wire.protocols.ahead import DEVICE, DraftAhead, DraftComparison
@@ -51,7 +57,7 @@ class Forerunner:
         drafter: Drafter,
         edge: EdgeSession,
         plan: Plan,
-        estimator: AcceptanceEstimator,
+        acceptance: PassAcceptance,
         committed: Ids,
         logits_processor: LogitsProcessor | None,
         *,
@@ -60,12 +66,12 @@ class Forerunner:
     ) -> None:
         """Begin after the tokens ``committed``, u32 [n].
 
-        estimator: the pair's acceptance; the forerunner updates it. logits_processor: processes
+        acceptance: the pair's acceptance; the forerunner updates it. logits_processor: processes
         logits over the target's tokens. last: position of the answer's last token. ends: end
         tokens.
         """
         self._drafter, self._edge, self._plan = drafter, edge, plan
-        self._estimator, self._logits_processor = estimator, logits_processor
+        self._acceptance, self._logits_processor = acceptance, logits_processor
         self._last, self._ends = last, ends
         self._ahead = DraftAhead()
         self._ahead.start(committed)
@@ -86,14 +92,15 @@ class Forerunner:
         committed, drafts = ahead.text.ids[: ahead.committed], ahead.drafts
         if self._drafter.catch_up(committed, drafts):
             return True
-        draft = self._next_draft(committed, drafts)
-        if draft is None:
+        made = self._next_drafts(committed, drafts)
+        if not made:
             self._stuck = True
             self._send_hint()
             return False
-        ahead.append(*draft)
+        for draft in made:
+            ahead.append(*draft)
         now_s = time.monotonic()
-        self._drafted += 1
+        self._drafted += len(made)
         self._draft_s += now_s - started_s
         sent = len(ahead) - ahead.unsent
         interval = _LATE_INTERVAL if sent >= _LATE_DRAFTS else _EARLY_INTERVAL
@@ -101,32 +108,41 @@ class Forerunner:
             self._send_hint()
         return True
 
-    def _next_draft(self, committed: Ids, drafts: Ids) -> NextDraft | None:
-        """Return the next draft; None without a prediction."""
+    def _next_drafts(self, committed: Ids, drafts: Ids) -> Sequence[NextDraft]:
+        """Return a pass's drafts, or one that a grammar forces; none without a prediction."""
         processor, position = self._logits_processor, self._ahead.committed + len(drafts)
         if processor is not None:
             token = processor.forced_token(committed, drafts.tolist())
             if token is not None and self._drafter.bridge.can_draft(token):
                 self._forced.append(position)
-                return NextDraft(token, self._estimator.estimate(math.inf), math.inf)
-        level = self._drafter.predict_next(committed, drafts)
+                acceptance = self._acceptance.at(0).estimate(math.inf)
+                return [NextDraft(token, acceptance, math.inf)]
+        most = min(self._drafter.drafts_per_pass, self._most_drafts() - len(drafts))
+        count = best_count(self._acceptance.means(most), self._drafter.pass_times)
+        level = self._drafter.predict_next(committed, drafts, count)
         if level is None:
-            return None
-        return next_draft(
+            return ()
+        return next_drafts(
             level.logits,
             committed,
             drafts.tolist(),
             processor,
             self._plan.drafting,
-            self._estimator,
-            None if level.acceptance is None else level.acceptance[0],
+            self._acceptance,
+            joint_acceptance=self._ahead.joint_acceptance,
+            least_acceptance=FLOOR,
+            ends=self._ends,
+            known=level.acceptance,
         )
+
+    def _most_drafts(self) -> int:
+        """Return the maximum number of drafts beyond the committed tokens."""
+        return min(self._edge.limits.window, self._room - 1, self._last - self._ahead.committed)
 
     def _is_done(self) -> bool:
         """Whether to stop drafting: there is no room, or acceptance is unlikely."""
-        ahead = self._ahead
-        most = min(self._edge.limits.window, self._room - 1, self._last - ahead.committed)
-        return self._stuck or not wants_draft(ahead, most, FLOOR, self._ends)
+        wanted = wants_draft(self._ahead, self._most_drafts(), FLOOR, self._ends)
+        return self._stuck or not wanted
 
     def _send_hint(self) -> None:
         """Send the unsent drafts; if sending fails, the next hint has them too."""
@@ -158,7 +174,7 @@ class Forerunner:
         if self._missed >= _MAX_MISSED:
             self._missed = 0
             self._ahead.resend_all()
-        learn_acceptance(self._estimator, comparison)
+        learn_acceptance(self._acceptance, comparison)
         self._room = self._drafter.remaining_context(self._ahead.text.ids[: self._ahead.committed])
         self._pass_s = pass_s
         forced = self._take_forced(begin, comparison.agreed) if self._forced else ()

@@ -25,7 +25,7 @@ class PairStatistics:
     """Collects evidence and applies the policies of "auto". Thread-safe.
 
     drafter_pass_times: seconds of the drafter's pass by number of tokens, measured at the start.
-    prior: acceptance α before any evidence.
+    prior: acceptance α before any evidence. drafts_per_pass: see `Evidence`.
     """
 
     def __init__(
@@ -33,13 +33,16 @@ class PairStatistics:
         drafter_pass_times: Mapping[int, float],
         sizes: PairSizes,
         prior: float = PRIOR_ACCEPTANCE,
+        drafts_per_pass: int = 1,
     ) -> None:
         self._drafter_pass_times, self._prior = drafter_pass_times, prior
-        self._sizes = sizes
+        self._sizes, self._drafts_per_pass = sizes, drafts_per_pass
         self._policies = {name: policy() for name, policy in POLICIES.items()}
         self._lock = threading.Lock()
         self._has_welcome = False
-        self.evidence = Evidence(drafter_pass_times, {}, sizes, prior=prior)
+        self.evidence = Evidence(
+            drafter_pass_times, {}, sizes, prior=prior, drafts_per_pass=drafts_per_pass
+        )
 
     def on_welcome(self, welcome: Welcome | None) -> None:
         """Take the target's pass times from the first edge's welcome."""
@@ -59,6 +62,7 @@ class PairStatistics:
                 self._sizes,
                 edge_drafter_pass_times,
                 self._prior,
+                self._drafts_per_pass,
             )
 
     def check(self, policy: str) -> None:

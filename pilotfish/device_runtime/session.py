@@ -353,7 +353,7 @@ class Session:
             self._drafter,
             self.edge,
             plan,
-            self._acceptance.estimator(plan.sampling),
+            self._acceptance.of(plan.sampling),
             committed,
             self._logits_processor,
             last=len(committed) + count - 1,

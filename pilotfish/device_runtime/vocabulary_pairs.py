@@ -53,9 +53,9 @@ class VocabularyPairs:
 
     drafter: the drafter's vocabulary; None if it drafts in any target's vocabulary.
     vocabulary_subset: the token ids that its head was cut to, i64 [N]; None for a whole head.
-    pass_times: seconds of the drafter's pass by number of tokens. prior: acceptance α before any
-    evidence. hidden_size: dimension of the drafter's hidden states. progress: called with the
-    fetched bytes and their total.
+    pass_times: seconds of the drafter's pass by number of tokens. drafts_per_pass: maximum number
+    of tokens that a pass drafts. prior: acceptance α before any evidence. hidden_size: dimension of
+    the drafter's hidden states. progress: called with the fetched bytes and their total.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class VocabularyPairs:
         drafter: Vocabulary | None,
         vocabulary_subset: NDArray[np.int64] | None,
         pass_times: Mapping[int, float],
+        drafts_per_pass: int,
         prior: float,
         hidden_size: int,
         progress: Progress | None,
@@ -70,7 +71,8 @@ class VocabularyPairs:
         self._any_vocabulary = drafter is None
         self._drafter, self._vocabulary_subset = drafter or UNKNOWN, vocabulary_subset
         self._hidden = hidden_size
-        self._pass_times, self._prior = pass_times, prior
+        self._pass_times, self._drafts_per_pass = pass_times, drafts_per_pass
+        self._prior = prior
         self._progress = progress
         # until the first handshake, the drafter's vocabulary stands for both
         self.latest = self._drafter_pair = self._new_pair(self._drafter.digest, self._drafter)
@@ -85,7 +87,8 @@ class VocabularyPairs:
             target if self._any_vocabulary else self._drafter, target, self._vocabulary_subset
         )
         sizes = PairSizes(target.vocab_size, self._hidden)
-        return VocabularyPair(name, pair, PairStatistics(self._pass_times, sizes, self._prior))
+        statistics = PairStatistics(self._pass_times, sizes, self._prior, self._drafts_per_pass)
+        return VocabularyPair(name, pair, statistics)
 
     def expect(self, welcome: Welcome) -> str:
         """Return the digest of the target's vocabulary; "" if it cannot be fetched.

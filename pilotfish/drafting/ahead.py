@@ -1,22 +1,33 @@
-"""Draft ahead of the committed tokens, token by token: the rules that both ends follow.
+"""Draft ahead of the committed tokens, pass by pass: the rules that both ends follow.
 
-In:  logits after the committed tokens and the drafts so far. Out: the next draft and its margin,
-     and whether one more draft is likely to be accepted.
+In:  logits after the committed tokens and the drafts so far. Out: the next drafts with their
+     margins, and whether one more draft is likely to be accepted.
+
+A pass of most drafters yields one draft. A pass of a drafter with a mask token yields several; the
+later ones are wrong more often at the same margin, since the drafter does not know the tokens
+between. So acceptance is learnt for each place in a pass by itself, and a pass makes as many drafts
+as bring the most right ones per second.
 
 A device drafts for its own generation (`device_runtime.forerunner`); the drafter of an edge drafts
 for many sessions in one pass (`edge_runtime.edge_drafter`).
 """
 
-from collections.abc import Collection, Sequence
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pilotfish.speculation.acceptance import AcceptanceEstimator
+from pilotfish.speculation.acceptance import PRIOR_ACCEPTANCE, AcceptanceEstimator
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.wire.protocols.ahead import DraftAhead, DraftComparison, draft_with_margin
 from pilotfish.wire.protocols.protocol import Ids, SamplingParams
+
+_PRIOR_DRAFTS = 8.0  # weight, in compared drafts, of a place's prior acceptance
+_FADE = 0.995  # factor by which the weight of a place's older drafts shrinks with each draft
 
 
 class Proposal(NamedTuple):
@@ -33,12 +44,53 @@ class NextDraft(NamedTuple):
     """A draft, its acceptance, and its margin (`draft_with_margin`).
 
     acceptance: given that the drafts before it are accepted. margin: None if the acceptance was not
-    estimated from it.
+    estimated from it. place: its place among the drafts of its pass, from 0.
     """
 
     token: int
     acceptance: float
     margin: float | None
+    place: int = 0
+
+
+class PassAcceptance:
+    """Acceptance of the drafts of a pass by their places, each place learnt by itself.
+
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._estimators = [AcceptanceEstimator()]
+        # by place: weighted number of compared drafts, and of right ones among them
+        self._counts = [(0.0, 0.0)]
+
+    def at(self, place: int) -> AcceptanceEstimator:
+        """Return the estimator for a place, from 0: the token right after the text."""
+        while place >= len(self._estimators):
+            self._estimators.append(AcceptanceEstimator())
+            self._counts.append((0.0, 0.0))
+        return self._estimators[place]
+
+    def update(self, place: int, margin: float, agreed: bool) -> None:
+        """Learn whether the target chose the draft at a place, which had this margin."""
+        self.at(place).update(margin, agreed)
+        if margin == math.inf:  # a grammar forced the token: it tells nothing about the model
+            return
+        compared, right = self._counts[place]
+        self._counts[place] = _FADE * compared + 1.0, _FADE * right + agreed
+
+    def means(self, places: int) -> list[float]:
+        """Estimate the mean acceptance at each of the first places.
+
+        It is the share of right drafts among those whose earlier drafts were right. A place without
+        evidence is taken to be as good as the place before.
+        """
+        result, mean = [], PRIOR_ACCEPTANCE
+        for place in range(places):
+            compared, right = self._counts[place] if place < len(self._counts) else (0.0, 0.0)
+            mean = (_PRIOR_DRAFTS * mean + right) / (_PRIOR_DRAFTS + compared)
+            result.append(mean)
+        return result
 
 
 class ModelAcceptance:
@@ -48,11 +100,25 @@ class ModelAcceptance:
     """
 
     def __init__(self) -> None:
-        self._greedy, self._sampled = AcceptanceEstimator(), AcceptanceEstimator()
+        self._greedy, self._sampled = PassAcceptance(), PassAcceptance()
 
-    def estimator(self, params: SamplingParams) -> AcceptanceEstimator:
-        """Return the estimator for answers with these sampling parameters."""
+    def of(self, params: SamplingParams) -> PassAcceptance:
+        """Return the acceptance of drafts in answers with these sampling parameters."""
         return self._greedy if params.sampling.greedy else self._sampled
+
+
+def best_count(means: Sequence[float], pass_times: Mapping[int, float]) -> int:
+    """Return the number of drafts per pass that brings the most right drafts per second.
+
+    means: acceptance by place in a pass, at least one (`PassAcceptance.means`). pass_times: seconds
+    of a pass by number of tokens, ascending.
+    """
+    if len(means) == 1:
+        return 1
+    right = np.cumsum(np.cumprod(means))
+    widths = np.arange(1, 1 + len(means))
+    seconds = np.interp(widths, list(pass_times), list(pass_times.values()))
+    return 1 + int(np.argmax(right / seconds))
 
 
 def next_draft(
@@ -79,6 +145,47 @@ def next_draft(
     return NextDraft(token, estimator.estimate(margin), margin)
 
 
+def next_drafts(
+    logits: Floats,
+    committed: Ids,
+    drafts: Sequence[int],
+    processor: LogitsProcessor | None,
+    params: SamplingParams,
+    acceptance: PassAcceptance,
+    *,
+    joint_acceptance: float,
+    least_acceptance: float,
+    ends: Collection[int],
+    known: Sequence[float] | None = None,
+) -> list[NextDraft]:
+    """Draft the tokens after committed tokens u32 [n] and drafts, one from each row of a pass.
+
+    logits: f32 [rows, V], row i predicts the token i places later. The list ends before a place
+    where no token may follow, and after the first draft after which none is wanted (`wants_draft`).
+    joint_acceptance: the earlier drafts' joint acceptance. known: each draft's acceptance, if the
+    drafter knows it (`Level`).
+    """
+    path, made = list(drafts), list[NextDraft]()
+    for place in range(len(logits)):
+        if made and not _continues(joint_acceptance, least_acceptance, path[-1], ends):
+            break
+        draft = next_draft(
+            logits[place : place + 1],
+            committed,
+            path,
+            processor,
+            params,
+            acceptance.at(place),
+            None if known is None else known[place],
+        )
+        if draft is None:
+            break
+        made.append(draft._replace(place=place))
+        path.append(draft.token)
+        joint_acceptance *= draft.acceptance
+    return made
+
+
 def wants_draft(
     ahead: DraftAhead, most: int, least_acceptance: float, ends: Collection[int]
 ) -> bool:
@@ -89,13 +196,20 @@ def wants_draft(
     """
     if len(ahead) >= most:
         return False
-    return not len(ahead) or (
-        ahead.joint_acceptance >= least_acceptance and int(ahead.drafts[-1]) not in ends
+    return not len(ahead) or _continues(
+        ahead.joint_acceptance, least_acceptance, int(ahead.drafts[-1]), ends
     )
 
 
-def learn_acceptance(estimator: AcceptanceEstimator, comparison: DraftComparison) -> None:
-    """Update the estimator with each compared draft that has a margin."""
-    for at, margin in enumerate(comparison.margins):
+def _continues(
+    joint_acceptance: float, least_acceptance: float, last: int, ends: Collection[int]
+) -> bool:
+    """Whether a draft may follow the draft ``last``; joint_acceptance: of all drafts up to it."""
+    return joint_acceptance >= least_acceptance and last not in ends
+
+
+def learn_acceptance(acceptance: PassAcceptance, comparison: DraftComparison) -> None:
+    """Update the estimates with each compared draft that has a margin."""
+    for at, (margin, place) in enumerate(zip(comparison.margins, comparison.places, strict=True)):
         if margin is not None:
-            estimator.update(margin, at < comparison.agreed)
+            acceptance.update(place, margin, at < comparison.agreed)

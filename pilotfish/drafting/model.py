@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _WIDTHS = (1, 2, 4)  # sizes (tokens) of the timed passes
+# Drafts of a pass of a model with a mask token: PARD's models were trained with 8.
+_MASKED_DRAFTS = 8
 
 Result = TypeVar("Result")
 
@@ -37,13 +39,18 @@ class SharedModel:
     Passes run in order of request, one at a time, so a long prompt of one thread does not delay the
     others.
 
-    engine: the engine, which only this class runs. pass_times: seconds of a pass by its number of
-    tokens, measured when the model is loaded.
+    engine: the engine, which only this class runs. drafts_per_pass: maximum number of tokens that
+    one pass predicts; above 1 only for a model with a mask token (`Manifest.mask_token`).
+    pass_times: seconds of a pass by its number of tokens, measured when the model is loaded.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.pass_times = pass_times(engine, _WIDTHS)
+        mask = engine.model.artifact.manifest.mask_token
+        self.drafts_per_pass = 1 if mask is None else min(_MASKED_DRAFTS, engine.model.context)
+        self._masks = np.full(self.drafts_per_pass - 1, mask or 0, np.uint32)
+        widths = {*_WIDTHS, self.drafts_per_pass}
+        self.pass_times = pass_times(engine, sorted(widths))
         self._passes = FairLock()  # held during a pass, and while its output is in use
         self._free = list(range(engine.model.slots))
         self._lock = threading.Lock()  # protects `_free`
@@ -70,6 +77,16 @@ class SharedModel:
             )
         )
 
+    @property
+    def draft_times(self) -> Mapping[int, float]:
+        """Seconds by number of drafts, for the edge's welcome.
+
+        With a mask token, the drafts of a pass share its time: the only entry is the time of one.
+        """
+        if self.drafts_per_pass == 1:
+            return self.pass_times
+        return {1: self.pass_times[self.drafts_per_pass] / self.drafts_per_pass}
+
     def acquire_slot(self) -> int:
         """Empty and return a lane's slot, the lowest free one; `UnsupportedError` if none is."""
         with self._lock:
@@ -94,22 +111,35 @@ class SharedModel:
         text: NDArray[np.integer[Any]],
         chunk: int | None = None,
         *,
-        predicts: bool = True,
+        predicts: int = 1,
     ) -> tuple[int, Work]:
         """Return how many tokens of a text [n] a slot lacks, and the work that reads the next.
 
-        text: must not change before the work is run. chunk: maximum number of tokens that the work
-        reads; None: all. predicts: whether to predict the token after the text: the work that
-        reads the text to its end then has one row of output, and the slot always lacks at least
-        the last token. Otherwise the last token need not be read, and the work has no output; if
-        the slot lacks no token, the work must not be run.
+        text: must not change before the work is run. chunk: maximum number of tokens of the text
+        that the work reads; None: all. predicts: number of tokens after the text to predict, see
+        `masked`: the work that reads the text to its end then has this number of rows of output,
+        and the slot always lacks at least the last token. 0: the last token need not be read, and
+        the work has no output; if the slot lacks no token, the work must not be run.
         """
         wanted = len(text) if predicts else len(text) - 1
-        cached = self.engine.cached(slot, text)
+        whole = self.masked(text, predicts)
+        cached = self.engine.cached(slot, whole, max(predicts, 1))
         end = wanted if chunk is None else min(wanted, cached + chunk)
-        # the same array, if it is whole: the engine does not compare it with the slot again
-        tokens = text if end == len(text) else text[:end]
-        return wanted - cached, Work(slot, tokens, rows=int(end == len(text)))
+        if end < len(text):
+            return wanted - cached, Work(slot, text[:end], rows=0)
+        # the same array: the engine does not compare it with the slot again
+        return wanted - cached, Work(slot, whole, rows=predicts)
+
+    def masked(self, text: NDArray[np.integer[Any]], predicts: int) -> NDArray[np.integer[Any]]:
+        """Return a text [n] with mask tokens after it, to predict ``predicts`` tokens in one pass.
+
+        The last ``predicts`` rows of output predict the tokens after the text, in order. Row i does
+        not depend on the i tokens before its token, since none of them is known. predicts: at most
+        `drafts_per_pass`; text and masks must fit the context.
+        """
+        if predicts <= 1:
+            return text
+        return np.concatenate([text, self._masks[: predicts - 1].astype(text.dtype)])
 
     def run(
         self,

@@ -7,6 +7,10 @@ lane's slot lacks.
 With a `Recollection`, a long match in the text replaces the model's pass in a chain. The model
 reads these tokens later, many in one pass. In a tree, q is the even mixture of the model's and the
 text's distributions, so that branches come from either.
+
+A model with a mask token predicts several tokens of a chain in one pass (`SharedModel.masked`).
+Each of their distributions depends only on the text before the pass, and is its draft's q like any
+other. In a tree, and for protocols that need hidden states, it drafts token by token.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ class ModelDrafter(Drafter):
         self.context, self.execution = model.context, model.execution
         self.hidden_size = manifest.dimensions.hidden if manifest.hidden_states else 0
         self.no_tree_reason = manifest.why_chains_only or ""
-        self.pass_times = shared.pass_times
+        self.pass_times, self.drafts_per_pass = shared.pass_times, shared.drafts_per_pass
         self.bridge: Bridge = TrivialBridge(manifest.vocab_size, model.artifact.head_tokens)
         self._vocabulary = ""
         self._slot = shared.acquire_slot()
@@ -69,6 +73,10 @@ class ModelDrafter(Drafter):
         self._states = np.empty((MAX_WINDOW, model.hidden_size), dtype=np.float32)
         self._known_states = 0
         self._mixes_text = False  # True: the text may draft in the open window
+        # The last pass over the open window, a chain: the number of tokens that it read, and its
+        # predictions of the tokens after them, f32 [n, V].
+        self._predicted_from, self._predicted = 0, np.empty((0, 0), np.float32)
+        self._levels = 0  # number of levels of the open window
         # what `catch_up` has found read: committed tokens, drafts, and their draft ids
         self._caught_up: tuple[Ids, Ids, NDArray[Any]] | None = None
 
@@ -137,7 +145,7 @@ class ModelDrafter(Drafter):
         context = self.bridge.context(committed)
         if len(context) > self.context:
             return
-        unread, work = self._shared_model.next_work(self._slot, context, predicts=False)
+        unread, work = self._shared_model.next_work(self._slot, context, predicts=0)
         if unread > 0:
             self._run(work.tokens, rows=0, before_pass=before_chunk)
 
@@ -163,8 +171,8 @@ class ModelDrafter(Drafter):
         """
         return self._run(draft_ids, rows=count)
 
-    def predict_next(self, committed: Ids, drafts: Ids) -> Level:
-        """Predict the token after committed tokens and drafts, by the text or by a pass."""
+    def predict_next(self, committed: Ids, drafts: Ids, most: int = 1) -> Level:
+        """Predict tokens after committed tokens and drafts, by the text or by a pass."""
         if self._text is not None:
             self._text.update(committed)
             if (level := self._look_up_text(drafts.tolist())) is not None:
@@ -172,11 +180,16 @@ class ModelDrafter(Drafter):
         caught_up, self._caught_up = self._caught_up, None
         # the same array, so that the engine does not compare it with the slot again
         if caught_up is not None and caught_up[0] is committed and caught_up[1] is drafts:
-            return Level(self._run(caught_up[2]))
-        return Level(self._run(self._draft_context(committed, drafts)))
+            return Level(self._predict(caught_up[2], most))
+        return Level(self._predict(self._draft_context(committed, drafts), most))
 
     def _draft_context(self, committed: Ids, drafts: Ids) -> NDArray[Any]:
         return np.concatenate([self.bridge.context(committed), self.bridge.to_draft_ids(drafts)])
+
+    def _predict(self, ids: NDArray[Any], most: int) -> Floats:
+        """Predict ``most`` tokens or fewer after these ids [n] in one pass: logits [rows, V]."""
+        rows = max(1, min(most, self.drafts_per_pass, self.context - len(ids) + 1))
+        return self._run(self._shared_model.masked(ids, rows), rows)
 
     def _run(
         self,
@@ -213,7 +226,8 @@ class ModelDrafter(Drafter):
             expansion = expansion[:-1]
         self._ids = np.empty(length + nodes, context.dtype)
         self._ids[:length] = context
-        self._known_states = 0
+        self._known_states = self._predicted_from = 0
+        self._predicted, self._levels = self._predicted[:0], len(expansion)
         self._mixes_text = not protocol.requires
         if self._text is not None:
             self._text.update(committed)
@@ -223,13 +237,21 @@ class ModelDrafter(Drafter):
         """Predict the tokens after the deepest level; in a chain, by the text if possible."""
         if unread:
             level = None if self._text is None else self._look_up_text(tree.ids.tolist())
-            return Level(self._run(self._sequence(tree))) if level is None else level
+            return Level(self._predict_chain(tree)) if level is None else level
         logits = self._read_level(tree)
         if self._text is None or not self._mixes_text:
             return Level(logits)
         paths = [tree.tokens(tree.path(node)) for node in tree.level]
         echoes = [self._readable(self._text.predict(path)) for path in paths]
         return Level(mix_logits(logits, rows(echoes, self.bridge.vocab_size)))
+
+    def _predict_chain(self, tree: Tree) -> Floats:
+        """Return the logits [1, V] after the window, a chain: the last pass may have them."""
+        place = len(tree) - self._predicted_from
+        if place >= len(self._predicted):
+            self._predicted_from, place = len(tree), 0
+            self._predicted = self._predict(self._sequence(tree), self._levels - len(tree))
+        return self._predicted[place : place + 1]
 
     def _sequence(self, tree: Tree) -> NDArray[Any]:
         """Return the ids of the context and of the window `tree`, valid until the next window."""

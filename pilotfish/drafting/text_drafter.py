@@ -89,7 +89,7 @@ class TextDrafter(Drafter):
         """Do nothing: reading takes no time."""
         return False
 
-    def predict_next(self, committed: Ids, drafts: Ids) -> Level | None:
+    def predict_next(self, committed: Ids, drafts: Ids, most: int = 1) -> Level | None:
         """Return the tokens that earlier followed these tokens; None without a match."""
         self._recall.update(committed)
         echo = self._recall.predict(drafts.tolist())

@@ -49,7 +49,8 @@ class Drafter(ABC):
     maximum number of tokens that the drafter reads. hidden_size: dimension of its hidden states; 0
     without any. no_tree_reason: reason why it drafts no trees; "" if it drafts trees. standalone:
     whether it can generate without a target. pass_times: seconds of a pass by number of nodes in a
-    level. prior_acceptance: α before any evidence. bridge: the bridge to the target's vocabulary.
+    level. drafts_per_pass: maximum number of tokens of a chain that a pass predicts.
+    prior_acceptance: α before any evidence. bridge: the bridge to the target's vocabulary.
     execution: how its model is executed; None without a model.
     """
 
@@ -63,6 +64,7 @@ class Drafter(ABC):
     prior_acceptance: float
     bridge: Bridge
     execution: Execution | None = None
+    drafts_per_pass: int = 1
 
     def __init__(self) -> None:
         self._window = Tree()  # the last drafted window
@@ -113,10 +115,12 @@ class Drafter(ABC):
         """Read one chunk of these tokens if many are unread; returns whether a chunk was read."""
 
     @abstractmethod
-    def predict_next(self, committed: Ids, drafts: Ids) -> Level | None:
+    def predict_next(self, committed: Ids, drafts: Ids, most: int = 1) -> Level | None:
         """Predict the token after committed tokens and drafts; None without a prediction.
 
-        The tokens must fit the context. Call `catch_up` first, until it returns False.
+        The tokens must fit the context. Call `catch_up` first, until it returns False. most:
+        maximum number of rows; row i of the result predicts the token i places later, without
+        knowing the tokens between.
         """
 
     def logits(self, committed: Ids) -> Floats:

@@ -110,7 +110,7 @@ def serve(
             draft_cost=draft_cost,
             edge_drafter=edge_drafter,
             drafter_pass_times=_to_messages(
-                {} if edge_drafter is None else edge_drafter.model.pass_times
+                {} if edge_drafter is None else edge_drafter.model.draft_times
             ),
             resources=resources,
             allowed=None if keys is None else keys.allowed,

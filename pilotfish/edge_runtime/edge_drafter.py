@@ -4,7 +4,7 @@ In:  the tokens that each session commits. Out: drafts for the session's next ta
 
 The drafter runs in its own thread while the target computes; both release the interpreter lock. A
 pass of the drafter reads one token of every session that needs a draft, or a chunk of one long
-prompt.
+prompt. A drafter with a mask token reads several, and drafts several.
 
 Its model, its drafts, their acceptance and the end of drafting follow the same code as a device
 (`drafting.model`, `drafting.ahead`). Only the choice of passes is different: a device drafts for
@@ -24,8 +24,9 @@ from pilotfish.base.errors import PairMismatchError
 from pilotfish.drafting.ahead import (
     ModelAcceptance,
     Proposal,
+    best_count,
     learn_acceptance,
-    next_draft,
+    next_drafts,
     wants_draft,
 )
 from pilotfish.drafting.model import SharedModel
@@ -106,13 +107,15 @@ class Trail:
 class _Task(NamedTuple):
     """A trail that needs a pass. text: its tokens u32 [n], a copy; hash: their hash.
 
-    drafts: whether to draft the token after the text; else the text is read but for its last token.
+    drafts: maximum number of drafts after the text; 0: the text is read but for its last token.
+    joint_acceptance: the joint acceptance of the drafts in the text.
     """
 
     trail: Trail
     text: Ids
     hash: bytes
-    drafts: bool
+    drafts: int
+    joint_acceptance: float
 
 
 def open_drafter(config: EdgeConfig, target: Manifest) -> SharedModel:
@@ -171,6 +174,8 @@ class EdgeDrafter(threading.Thread):
         self._sessions = [b""] * decoder.slots  # the session whose text each slot holds
         self._closing = False
         self._passes = 0
+        # lower limit of all drafts' joint acceptance, at the present cost of a draft
+        self._least_acceptance = FLOOR
 
     def follow(
         self,
@@ -244,7 +249,7 @@ class EdgeDrafter(threading.Thread):
         comparisons = list(self.comparisons)
         self.comparisons.clear()
         for params, comparison in comparisons:
-            learn_acceptance(self._acceptance.estimator(params), comparison)
+            learn_acceptance(self._acceptance.of(params), comparison)
 
     def _next_tasks(self) -> list[_Task]:
         """Make a task for each trail that needs a pass.
@@ -255,11 +260,12 @@ class EdgeDrafter(threading.Thread):
         draft_cost = self._draft_cost()
         if draft_cost >= _FULL_EDGE_COST:
             return []
-        trails = [trail for trail in self._trails.values() if self._wants_pass(trail, draft_cost)]
+        self._least_acceptance = max(FLOOR, draft_cost)
+        trails = [trail for trail in self._trails.values() if self._wants_pass(trail)]
         trails.sort(key=lambda each: each.last_pass)
-        return [_make_task(trail) for trail in trails]
+        return [self._make_task(trail) for trail in trails]
 
-    def _wants_pass(self, trail: Trail, draft_cost: float) -> bool:
+    def _wants_pass(self, trail: Trail) -> bool:
         """Return whether a trail needs a pass, for its prompt or for a draft worth its cost."""
         draft_ahead = trail.draft_ahead
         if len(draft_ahead.text) > self._context:
@@ -268,9 +274,19 @@ class EdgeDrafter(threading.Thread):
             return trail.read_hash != draft_ahead.text.hash  # read the prompt
         if trail.stuck_hash == draft_ahead.text.hash:
             return False
-        # no draft for the last requested token, since the target samples it in any case
-        most = min(_MOST, trail.requested_end - draft_ahead.committed - 1)
-        return wants_draft(draft_ahead, most, max(FLOOR, draft_cost), self.ends)
+        return wants_draft(draft_ahead, _most_drafts(trail), self._least_acceptance, self.ends)
+
+    def _make_task(self, trail: Trail) -> _Task:
+        ahead = trail.draft_ahead
+        text = ahead.text
+        drafts = 0
+        if trail.requested_end:
+            # the masks of a pass, too, must fit the context
+            room = self._context - len(text) + 1
+            most = min(self.model.drafts_per_pass, _most_drafts(trail) - len(ahead), room)
+            means = self._acceptance.of(trail.sampling_params).means(most)
+            drafts = best_count(means, self.model.pass_times)
+        return _Task(trail, text.ids.copy(), text.hash, drafts, ahead.joint_acceptance)
 
     def _plan_pass(self, tasks: Sequence[_Task]) -> list[tuple[_Task, Work]]:
         """Choose the tasks of a pass: the longest waiting one, and others that fit."""
@@ -295,7 +311,7 @@ class EdgeDrafter(threading.Thread):
         return self.model.next_work(slot, task.text, CHUNK, predicts=task.drafts)
 
     def _forward(self, planned: Sequence[tuple[_Task, Work]]) -> None:
-        """Run the work as one pass; add a draft to each trail that has been read to its end."""
+        """Run the work as one pass; add drafts to each trail that has been read to its end."""
 
         def extend(outputs: Sequence[Output]) -> None:
             self._passes += 1
@@ -307,17 +323,23 @@ class EdgeDrafter(threading.Thread):
         self.model.run([work for _, work in planned], extend)
 
     def _extend(self, task: _Task, logits: Floats) -> None:
-        """Add a draft to a trail, unless the text changed after the task was created."""
+        """Add drafts to a trail, unless the text changed after the task was created.
+
+        logits: f32 [n, V], predictions of the n tokens after the text.
+        """
         trail, draft_ahead = task.trail, task.trail.draft_ahead
         params = trail.sampling_params
         try:
-            draft = next_draft(
+            made = next_drafts(
                 logits,
                 task.text,
                 (),
                 trail.logits_processor,
                 params,
-                self._acceptance.estimator(params),
+                self._acceptance.of(params),
+                joint_acceptance=task.joint_acceptance,
+                least_acceptance=self._least_acceptance,
+                ends=self.ends,
             )
         except GrammarError as error:  # the request's grammar failed: no more drafts for this trail
             _log.debug("the edge drafter stops drafting for a session: %s", error)
@@ -325,15 +347,17 @@ class EdgeDrafter(threading.Thread):
                 if self._trails.get(trail.slot) is trail:
                     del self._trails[trail.slot]
             return
-        if draft is None:
+        if not made:
             trail.stuck_hash = task.hash
             return
         with self.changed:
             if draft_ahead.text.hash == task.hash:
-                draft_ahead.append(*draft)
-                self._metrics.drafter_tokens += 1
+                for draft in made:
+                    draft_ahead.append(*draft)
+                self._metrics.drafter_tokens += len(made)
 
 
-def _make_task(trail: Trail) -> _Task:
-    text = trail.draft_ahead.text
-    return _Task(trail, text.ids.copy(), text.hash, drafts=trail.requested_end > 0)
+def _most_drafts(trail: Trail) -> int:
+    """Return the maximum number of drafts beyond the committed tokens."""
+    # no draft for the last requested token, since the target samples it in any case
+    return min(_MOST, trail.requested_end - trail.draft_ahead.committed - 1)

@@ -116,6 +116,12 @@ class PrecisionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     tokens: Positive
 
 
+# fields that `Manifest.encode` omits if they are None
+_OPTIONAL = (
+    "window", "states", "caches", "cost", "head_tokens", "mask_token", "special_tokens",
+)  # fmt: skip
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of `manifest.json`.
 
@@ -136,7 +142,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     None if it was not measured. `trees` is whether the graph has a mask for token trees,
     `hidden_states` whether it returns hidden states; only graphs of the dialect genai may lack
     these. `head_tokens` is the number of logits of a cut head; None for a whole head. A model with
-    a cut head still reads all tokens.
+    a cut head still reads all tokens. `mask_token` is the token that stands for an unknown token in
+    a model trained to draft several tokens in one pass; None for other models. It may be a padding
+    row of the embedding, beyond `vocab_size`.
     """
 
     format: int = FORMAT
@@ -167,6 +175,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     trees: bool = True
     hidden_states: bool = True
     head_tokens: Size | None = None
+    mask_token: TokenId | None = None
+
+    @property
+    def readable_tokens(self) -> int:
+        """The number of token ids that the graph may read: the vocabulary, and the mask token."""
+        return max(self.vocab_size, 0 if self.mask_token is None else 1 + self.mask_token)
 
     @property
     def why_chains_only(self) -> str | None:
@@ -245,7 +259,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name in ("ignored_keys", "left_out"):
             if not fields["source"][name]:
                 del fields["source"][name]
-        for name in ("window", "states", "caches", "cost", "head_tokens", "special_tokens"):
+        for name in _OPTIONAL:
             if fields[name] is None:
                 del fields[name]
         for name in ("trees", "hidden_states"):
@@ -308,6 +322,8 @@ def _check_consistency(directory: Path, manifest: Manifest) -> None:
         problem = "caches contradicts the dimensions"
     elif manifest.head_tokens is not None and not _head_fits(manifest.head_tokens, manifest):
         problem = "head_tokens contradicts the model"
+    elif manifest.mask_token is not None and manifest.mask_token >= manifest.padded_vocab_size:
+        problem = "mask_token has no embedding"
     elif missing := _required_files(manifest) - manifest.files.keys():
         problem = f"files does not name {', '.join(sorted(missing))}"
     elif manifest.stage is not None and not _stage_fits(manifest.stage, manifest.dimensions.layers):

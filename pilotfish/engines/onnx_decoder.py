@@ -63,7 +63,7 @@ class Decoder(Slots, LanguageModel):
             context=context,
             threads=threads,
             provider=provider,
-            vocabulary=self.vocab_size,
+            vocabulary=opened.manifest.readable_tokens,
         )
         self._check_head()
 

@@ -16,7 +16,8 @@ class ListedArtifact(msgspec.Struct, frozen=True, kw_only=True):
     """An artifact in the list.
 
     `size` is the total size of the files, bytes. `stage` describes the part of the model; None for
-    a whole model.
+    a whole model. `mask_token` is the mask token of a model that drafts several tokens in one pass;
+    None for other models.
     """
 
     path: str
@@ -25,6 +26,7 @@ class ListedArtifact(msgspec.Struct, frozen=True, kw_only=True):
     dialect: str
     size: int
     stage: str | None = None
+    mask_token: int | None = None
 
 
 def list_artifacts(folder: str | os.PathLike[str]) -> list[ListedArtifact]:
@@ -60,4 +62,5 @@ def _entry(artifact: Artifact) -> ListedArtifact:
         dialect=manifest.dialect,
         size=sum((artifact.path / name).stat().st_size for name in manifest.files),
         stage=None if manifest.stage is None else str(manifest.stage),
+        mask_token=manifest.mask_token,
     )

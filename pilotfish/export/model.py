@@ -253,6 +253,7 @@ def _manifest(
         states=_states(config),
         caches=_caches(config),
         head_tokens=config.head_tokens,
+        mask_token=config.mask_token,
     )
 
 

@@ -149,6 +149,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         streams: sizes of parallel residual streams; None with a single stream.
         head_tokens: number of rows of a cut output projection, which is never tied; None if it is
         whole.
+        mask_token: id of the token that stands for an unknown token in a model trained to draft
+        several tokens in one pass (`export.sources.mask_keys`); None for other models.
         query_growth: (β, n): q is multiplied by 1 + β · ln(1 + ⌊position / n⌋) (Ministral 3).
     """
 
@@ -182,6 +184,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     streams: Streams | None = None
     query_growth: tuple[float, int] | None = None
     head_tokens: int | None = None
+    mask_token: int | None = None
 
     def layer(self, index: int) -> Layer:
         """Return the properties of a layer."""

@@ -137,6 +137,31 @@ def test_windows_of_the_real_drafter_across_a_bridge_are_exact(
     assert depths == {1, 2}
 
 
+@pytest.mark.parametrize("words", ["partial", "the drafter has more"])
+def test_windows_from_one_pass_over_masks_are_exact_across_a_bridge(words, tmp_path):
+    """The masks follow in the drafter's own ids."""
+    pair = pair_of(words)
+    mask = len(WORDS[words][0]) + 1
+    padded = {"padded_vocab": mask + 3, "mask_token": mask}
+    artifact = tiny_artifact(tmp_path, tokens=WORDS[words][0], eos=END, seed=3, **padded)
+    drafter = ModelDrafter.open(artifact, provider="cpu", threads=1, context=None)
+    drafter.set_bridge(pair.bridge())
+    drafter.start(pair.prompt(PROMPT))
+    lengths = []
+    run = drafter._shared_model.engine.model.forward
+    drafter._shared_model.engine.model.forward = lambda passes: (
+        lengths.append(passes[0].tokens.tolist().count(mask)) or run(passes)
+    )
+
+    def window(setting, exchange, law, committed):
+        return drafter.draft(ids(committed), setting.expansion, exchange, law, ())
+
+    setting = Setting("dsd", (1, 1), vocab=pair.target.vocab_size)
+    for answer in ((), (1, 0)):
+        assert_exact(setting, 0, window, (*PROMPT, *answer))
+    assert {*lengths} == {1}  # each pass had a mask
+
+
 # Token for token
 
 

@@ -352,3 +352,41 @@ def test_an_edge_that_lies_about_its_passes(seconds: float) -> None:
     choice = chosen(50, seen)
     assert choice.token_s is not None
     assert choice.token_s >= 0.0
+
+
+MASKED = {1: 0.006, 2: 0.007, 4: 0.009, 8: 0.012}
+
+
+def test_the_drafts_of_one_pass_share_its_time() -> None:
+    seen = Evidence(MASKED, GPU, SIZES, drafts_per_pass=8)
+    assert seen.hint_s(AHEAD) == pytest.approx(0.012 / 8)
+    # the measured time of a draft corrects it, as for other drafters
+    hinted = plan(protocol=AHEAD, hints="device")
+    seen.add(hinted, streamed(runs_of(0.7), drafted_s=2 * 0.012 / 8))
+    assert seen.hint_s(AHEAD) == pytest.approx(2 * 0.012 / 8, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("window", "drafting_s"),
+    [(1, 0.006), (4, 0.009), (8, 0.012), (9, 0.012 + 0.012), (12, 0.012 + 0.012 / 8 * 11)],
+)
+def test_a_window_of_a_masked_drafter_takes_a_pass_for_each_eight(
+    window: int, drafting_s: float
+) -> None:
+    """The second pass reads the drafts of the first, and masks."""
+    masked, ordinary = (
+        Evidence(MASKED, GPU, SIZES, drafts_per_pass=most).computing_s(
+            plan(protocol="greedy", window=window)
+        )
+        for most in (8, 1)
+    )
+    assert ordinary - masked == pytest.approx(window * 0.006 - drafting_s)
+
+
+def test_trees_and_protocols_of_hidden_states_take_a_pass_for_each_level() -> None:
+    for wanted in (plan(protocol="tree", expansion=(2, 2)), plan(protocol="wisv-full", window=4)):
+        masked, ordinary = (
+            Evidence(MASKED, GPU, SIZES, drafts_per_pass=most).computing_s(wanted)
+            for most in (8, 1)
+        )
+        assert masked == ordinary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,11 @@ import pytest
 from pilotfish.drafting.ahead import (
     ModelAcceptance,
     NextDraft,
+    PassAcceptance,
+    best_count,
     learn_acceptance,
     next_draft,
+    next_drafts,
     wants_draft,
 )
 from pilotfish.speculation.acceptance import AcceptanceEstimator
@@ -65,16 +69,16 @@ def test_the_draft_is_the_best_allowed_token_with_its_lead() -> None:
 
 def test_a_known_acceptance_is_not_estimated_and_teaches_nothing() -> None:
     odds = AcceptanceEstimator()
-    assert next_draft(logits(), COMMITTED, (), None, GREEDY, odds, 0.25) == (1, 0.25, None)
+    assert next_draft(logits(), COMMITTED, (), None, GREEDY, odds, 0.25) == (1, 0.25, None, 0)
 
 
 def test_greedy_and_sampled_answers_are_learnt_apart() -> None:
     acceptance = ModelAcceptance()
-    greedy, sampled = acceptance.estimator(GREEDY), acceptance.estimator(SAMPLED)
+    greedy, sampled = acceptance.of(GREEDY).at(0), acceptance.of(SAMPLED).at(0)
     before = sampled.estimate(1.0)
     for _ in range(20):
-        acceptance.estimator(GREEDY).update(1.0, agreed=False)
-    assert greedy.estimate(1.0) < before == acceptance.estimator(SAMPLED).estimate(1.0)
+        acceptance.of(GREEDY).at(0).update(1.0, agreed=False)
+    assert greedy.estimate(1.0) < before == sampled.estimate(1.0)
 
 
 def test_a_draws_noise_is_that_of_its_position() -> None:
@@ -117,10 +121,114 @@ def test_drafting_stops_at_the_most_drafts_an_unlikely_one_and_an_end() -> None:
 
 
 def test_an_estimator_learns_from_the_drafts_that_have_a_margin() -> None:
-    ahead, learnt, expected = drafts(0.9, 0.9), AcceptanceEstimator(), AcceptanceEstimator()
+    ahead, learnt, expected = drafts(0.9, 0.9), PassAcceptance(), AcceptanceEstimator()
     ahead.append(7, 0.9, None)
     ahead.append(8, 0.9, 2.0)
     learn_acceptance(learnt, ahead.compare([0, 1, 7, 9]))
     for margin, agreed in ((1.0, True), (1.0, True), (2.0, False)):
         expected.update(margin, agreed)
-    assert learnt.estimate(1.5) == expected.estimate(1.5)
+    assert learnt.at(0).estimate(1.5) == expected.estimate(1.5)
+
+
+def rows(*tokens: int) -> np.ndarray:
+    """Logits that prefer these tokens, in order, by 2."""
+    return 2.0 * np.eye(5, dtype=np.float32)[list(tokens)]
+
+
+def drafts_of_a_pass(
+    logits: np.ndarray, *, joint: float = 1.0, least: float = 0.0, grammar: Forbids | None = None
+) -> list[NextDraft]:
+    return next_drafts(
+        logits,
+        COMMITTED,
+        (4,),
+        None if grammar is None else processor(grammar),
+        GREEDY,
+        PassAcceptance(),
+        joint_acceptance=joint,
+        least_acceptance=least,
+        ends={0},
+    )
+
+
+def test_the_drafts_of_a_pass_have_their_places() -> None:
+    made = drafts_of_a_pass(rows(1, 2, 3))
+    assert [(draft.token, draft.place, draft.margin) for draft in made] == [
+        (1, 0, 2.0), (2, 1, 2.0), (3, 2, 2.0),
+    ]  # fmt: skip
+
+
+def test_the_drafts_of_a_pass_end_where_none_is_wanted() -> None:
+    first = drafts_of_a_pass(rows(1, 2))[0].acceptance
+    assert len(drafts_of_a_pass(rows(1, 0, 2))) == 2  # an end token
+    assert len(drafts_of_a_pass(rows(1, 2, 3), least=0.98 * first)) == 2
+    assert len(drafts_of_a_pass(rows(1, 2, 3), joint=0.5, least=0.6)) == 1  # at least one
+    assert drafts_of_a_pass(rows(1, 2, 3), grammar=Forbids(dead=(0,))) == []
+
+
+def test_the_drafts_of_a_pass_are_those_of_their_rows_one_by_one() -> None:
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(4, 8)).astype(np.float32)
+    acceptance = PassAcceptance()
+    made = next_drafts(
+        logits.copy(), COMMITTED, (), None, SAMPLED, acceptance,
+        joint_acceptance=1.0, least_acceptance=0.0, ends=(),
+    )  # fmt: skip
+    path: list[int] = []
+    for place, draft in enumerate(made):
+        row = logits[place : place + 1].copy()
+        alone = next_draft(row, COMMITTED, path, None, SAMPLED, acceptance.at(place))
+        assert alone is not None
+        assert draft == alone._replace(place=place)
+        path.append(draft.token)
+    assert len(path) == 4
+
+
+def test_each_place_of_a_pass_is_learnt_by_itself() -> None:
+    ahead, learnt = drafts(), PassAcceptance()
+    before = learnt.at(0).estimate(1.0)
+    for _ in range(20):
+        for place in range(3):
+            ahead.append(place, 0.9, 1.0, place)
+        learn_acceptance(learnt, ahead.compare([0, 1, 9]))
+    assert learnt.at(0).estimate(1.0) > before
+    assert learnt.at(1).estimate(1.0) > before
+    assert learnt.at(2).estimate(1.0) < 0.3
+    assert learnt.at(3).estimate(1.0) == before
+
+
+FLAT, STEEP = {1: 1.0, 8: 1.0}, {1: 1.0, 8: 8.0}
+
+
+@pytest.mark.parametrize(
+    ("means", "pass_times", "count"),
+    [
+        ([0.9], FLAT, 1),
+        ([0.9] * 8, FLAT, 8),
+        ([0.9] * 8, STEEP, 1),
+        ([0.9, 0.9, 0.0, 0.9], FLAT, 2),
+        ([0.5] * 8, {1: 1.0, 2: 1.1, 4: 1.6, 8: 2.4}, 2),  # 0.5, 0.75, 0.875 for 1, 1.1, 1.35
+        ([0.8] * 8, {1: 1.0, 2: 1.1, 4: 1.6, 8: 2.4}, 5),
+    ],
+)
+def test_a_pass_makes_the_drafts_that_bring_the_most_right_ones_per_second(
+    means: list[float], pass_times: dict[int, float], count: int
+) -> None:
+    assert best_count(means, pass_times) == count
+
+
+def test_the_means_of_places_follow_the_drafts_and_those_before() -> None:
+    acceptance = PassAcceptance()
+    assert len({*acceptance.means(8)}) == 1  # of an untried drafter
+    for at in range(100):
+        acceptance.update(0, 1.0, agreed=at % 10 > 0)
+        acceptance.update(1, 1.0, agreed=at % 2 > 0)
+    means = acceptance.means(4)
+    assert means[0] == pytest.approx(0.9, abs=0.02)
+    assert means[1] == pytest.approx(0.5, abs=0.05)
+    assert means[1] == means[2] == means[3]  # no place is better than the one before it
+    acceptance.update(0, math.inf, agreed=True)  # forced by a grammar
+    assert acceptance.means(1) == means[:1]
+    for _ in range(400):
+        acceptance.update(1, 1.0, agreed=True)
+    assert acceptance.means(2)[1] > 0.9  # old drafts fade

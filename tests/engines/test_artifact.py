@@ -54,6 +54,13 @@ def test_open_gives_back_what_was_written(tmp_path: Path) -> None:
     artifact.verify()
 
 
+def test_a_mask_token_may_be_a_padding_row(tmp_path: Path) -> None:
+    manifest = Artifact.open(write(tmp_path / "a", mask_token=15)).manifest
+    assert (manifest.mask_token, manifest.readable_tokens) == (15, 16)
+    assert MANIFEST.readable_tokens == 10
+    assert msgspec.structs.replace(MANIFEST, mask_token=3).readable_tokens == 10
+
+
 def test_verify_names_the_file_that_changed(tmp_path: Path) -> None:
     artifact = Artifact.open(write(tmp_path / "a"))
     (tmp_path / "a" / "model.onnx.data").write_bytes(b"weightz")
@@ -78,6 +85,7 @@ def test_what_is_not_an_artifact_says_how_to_make_one(tmp_path: Path) -> None:
         ({"eos_ids": [16]}, "eos id"),
         ({"bos_id": 16}, "bos_id"),
         ({"bos_id": 10}, "bos_id"),  # the first that is outside
+        ({"mask_token": 16}, "mask_token"),
         ({"files": {**MANIFEST.files, "../x": "0" * 64}}, "plain names"),
         ({"files": {"model.onnx": "0" * 64}}, r"tokenizer\.json"),
         ({"precision": "fp8"}, "precision"),

@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 
 import pilotfish.drafting.window
 from pilotfish.drafting.model_drafter import ModelDrafter
+from pilotfish.engines.artifact import Artifact
+from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, dssd, protocol
+from pilotfish.wire.protocols.dssd import Dssd
 from tests.support.enumeration import (
     Ended,
     kinds,
@@ -24,7 +27,7 @@ from tests.support.enumeration import (
     target_law,
 )
 from tests.support.examples import examples
-from tests.support.rounds import EXACT, PROMPT, SAMPLED, VARIANTS, Setting, play_round
+from tests.support.rounds import EXACT, ONE, PROMPT, SAMPLED, VARIANTS, Setting, play_round
 from tests.support.tiny import tiny_artifact
 
 
@@ -134,6 +137,23 @@ def test_windows_that_the_drafter_itself_ends_early_are_exact(name, ends, tmp_pa
     expansion = (1, 1, 1) if name == "dsd" else (1, 1, 2)
     assert_exact(Setting(name, expansion, vocab=4), 0, window)
     assert levels >= {2, 3}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_windows_from_one_pass_over_masks_are_exact(name, tmp_path):
+    """A random model of four tokens and a mask: q of each draft ignores the drafts before it."""
+    path = tiny_artifact(tmp_path, vocab=4, padded_vocab=8, seed=4, mask_token=4).path
+    drafter = ModelDrafter.open(Artifact.open(path), provider="cpu", threads=1, context=None)
+    assert drafter.drafts_per_pass > 1
+
+    def window(setting, exchange, law, committed):
+        ids = np.array(committed, dtype=np.uint32)
+        return drafter.draft(ids, setting.expansion, exchange, law, ends=())
+
+    # `dssd` rounds p in many ways
+    expansion = (1, 1) if isinstance(EXACT[name], Dssd) else (1, 1, 1)
+    for sampling in (ONE, Sampling(temperature=0.7, top_k=3)):
+        assert_exact(Setting(name, expansion, ONE, sampling, vocab=4), 1, window)
 
 
 def assert_exact(setting, bits, drafter=None, start=PROMPT, p=None):

@@ -78,6 +78,7 @@ class Evidence:
 
     drafter_pass_times, target_pass_times, edge_drafter_pass_times: seconds of a pass by number of
     tokens, measured at the start; the edge's may be empty. prior: α before any evidence.
+    drafts_per_pass: maximum number of tokens of a chain that a pass of the drafter predicts.
     """
 
     def __init__(
@@ -87,8 +88,9 @@ class Evidence:
         sizes: PairSizes,
         edge_drafter_pass_times: Mapping[int, float] | None = None,
         prior: float = PRIOR_ACCEPTANCE,
+        drafts_per_pass: int = 1,
     ) -> None:
-        self._drafter_pass_times = drafter_pass_times
+        self._drafter_pass_times, self._drafts_per_pass = drafter_pass_times, drafts_per_pass
         # without times of the edge, assume a slow target whose passes all take the same time
         slow_s = _ASSUMED_SLOWDOWN * drafter_pass_times[1]
         self._target_pass_times = dict(sorted(target_pass_times.items())) or {
@@ -136,7 +138,7 @@ class Evidence:
     def _add_stream(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the times of a stream's passes, and of the drafting during them."""
         name = self.pace_protocol(plan)
-        drafted_s = pass_s(self._drafter_pass_times, 1)
+        drafted_s = self._draft_s
         drafting = [
             round_.timings.draft / (round_.nodes * drafted_s) for round_ in rounds if round_.nodes
         ]
@@ -241,7 +243,13 @@ class Evidence:
 
     def hint_s(self, protocol: str) -> float:
         """Estimate the device's seconds per drafted token while the target runs."""
-        return pass_s(self._drafter_pass_times, 1) * self._drafting.factor(protocol)
+        return self._draft_s * self._drafting.factor(protocol)
+
+    @property
+    def _draft_s(self) -> float:
+        """Seconds per draft of a chain, if each pass makes as many drafts as it can."""
+        most = self._drafts_per_pass
+        return pass_s(self._drafter_pass_times, most) / most
 
     def edge_drafter_token_s(self) -> float | None:
         """Return the edge drafter's seconds per token; None if the edge has no drafter."""
@@ -277,8 +285,17 @@ class Evidence:
         """Return the seconds of the drafter's passes over a window.
 
         Each pass reads the nodes of one level and predicts the next level. Some protocols also read
-        the last level before the window is sent.
+        the last level before the window is sent. Other chains take fewer passes if the drafter has
+        a mask token: a pass then reads the drafts of the last one, and masks.
         """
+        most = self._drafts_per_pass
+        if most > 1 and {*expansion} == {1} and plan.exchange and not plan.exchange.requires:
+            total, unread = 0.0, 1
+            for done in range(0, len(expansion), most):
+                drafts = min(most, len(expansion) - done)
+                total += pass_s(self._drafter_pass_times, unread + drafts - 1)
+                unread = drafts
+            return total
         last = plan.exchange is not None and plan.exchange.reads_last_token and len(expansion) > 0
         nodes, total = 1, 0.0
         for count in (*expansion, *[1] * last):

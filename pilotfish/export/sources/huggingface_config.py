@@ -21,6 +21,7 @@ from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
 from pilotfish.export.sources.expert_keys import read_experts
 from pilotfish.export.sources.fields import Fields, format_value
 from pilotfish.export.sources.layer_pattern import count_layers, read_pattern
+from pilotfish.export.sources.mask_keys import read_mask_token
 from pilotfish.export.sources.packing import Packing, read_packing
 from pilotfish.export.sources.recurrence_keys import (
     read_factors,
@@ -180,6 +181,7 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         token_inputs=_token_inputs(keys),
         streams=_streams(keys),
         query_growth=_query_growth(keys),
+        mask_token=read_mask_token(keys.fields, keys.count("vocab_size")),
     )
 
 

@@ -87,12 +87,14 @@ class DraftComparison(NamedTuple):
     depth: number of tokens committed between the last correction and these tokens. compared: number
     of drafts up to and including the first wrong draft. agreed: number of right drafts. margins:
     the compared drafts' margins; None: the draft's acceptance was not estimated from a margin.
+    places: the compared drafts' places among the drafts of their pass, from 0.
     """
 
     depth: int
     compared: int
     agreed: int
     margins: Sequence[float | None]
+    places: Sequence[int]
 
 
 class DraftAhead:
@@ -106,6 +108,7 @@ class DraftAhead:
         self.committed = 0
         self._acceptances: list[float] = []  # each draft's, if the drafts before it are accepted
         self._margins: list[float | None] = []
+        self._places: list[int] = []
         self._depth = 0
         self._sent = 0  # the first position that no hint has covered
         self._sent_hash = self.text.hash
@@ -119,9 +122,10 @@ class DraftAhead:
         self._depth = 0
 
     def _clear_drafts(self) -> None:
-        """Clear acceptances and margins, and mark the whole text as sent."""
+        """Clear acceptances, margins and places, and mark the whole text as sent."""
         self._acceptances.clear()
         self._margins.clear()
+        self._places.clear()
         self._sent, self._sent_hash = len(self.text), self.text.hash
 
     def __len__(self) -> int:
@@ -148,11 +152,16 @@ class DraftAhead:
         """The number of drafts that were not sent."""
         return len(self.text) - max(self._sent, self.committed)
 
-    def append(self, token: int, acceptance: float, margin: float | None) -> None:
-        """Add a draft; margin: the margin from which its acceptance was estimated, or None."""
+    def append(self, token: int, acceptance: float, margin: float | None, place: int = 0) -> None:
+        """Add a draft.
+
+        margin: the margin from which its acceptance was estimated, or None. place: its place among
+        the drafts of its pass, from 0.
+        """
         self.text.extend([token])
         self._acceptances.append(acceptance)
         self._margins.append(margin)
+        self._places.append(place)
 
     def compare(self, ids: Sequence[int]) -> DraftComparison:
         """Commit these tokens and compare the drafts with them; drop all drafts if one is wrong."""
@@ -161,9 +170,12 @@ class DraftAhead:
         agreed = next((at for at, id in enumerate(drafts) if id != ids[at]), len(drafts))
         right = agreed == len(drafts)
         compared = agreed if right else agreed + 1
-        comparison = DraftComparison(self._depth, compared, agreed, self._margins[:compared])
+        comparison = DraftComparison(
+            self._depth, compared, agreed, self._margins[:compared], self._places[:compared]
+        )
         if right and len(drafts) == len(ids):
-            del self._acceptances[: len(ids)], self._margins[: len(ids)]
+            for each in (self._acceptances, self._margins, self._places):
+                del each[: len(ids)]
         else:
             self.text.truncate(self.committed + agreed)
             self.text.extend(ids[agreed:])

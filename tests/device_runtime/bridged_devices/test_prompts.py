@@ -162,7 +162,7 @@ def test_ever_new_vocabularies_do_not_fill_the_memory(
         link, welcome = device._link, device.welcome
         assert link is not None
         assert welcome is not None
-        vocabulary_pairs = VocabularyPairs(ours, None, {1: 0.01}, 0.8, 64, None)
+        vocabulary_pairs = VocabularyPairs(ours, None, {1: 0.01}, 1, 0.8, 64, None)
         pairs: list[weakref.ref[Pair]] = []
         for it in arriving:
             monkeypatch.setattr(
