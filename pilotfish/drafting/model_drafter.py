@@ -67,7 +67,7 @@ class ModelDrafter(Drafter):
         self._released = False
         # The drafter's ids of the context and, after it, of the window as far as `_sequence` has
         # written them: one array for all passes of a window.
-        self._ids: NDArray[Any] = np.empty(0, np.uint32)
+        self._window_ids: NDArray[Any] = np.empty(0, np.uint32)
         self._context_length = self._written = 0
         # f32 [γ, d]: hidden states of the window's first `_known_states` tokens, if it is a chain
         self._states = np.empty((MAX_WINDOW, model.hidden_size), dtype=np.float32)
@@ -224,8 +224,8 @@ class ModelDrafter(Drafter):
         self._context_length = self._written = length = len(context)
         while (nodes := nodes_at_most(expansion)) > max(0, self.context - length):
             expansion = expansion[:-1]
-        self._ids = np.empty(length + nodes, context.dtype)
-        self._ids[:length] = context
+        self._window_ids = np.empty(length + nodes, context.dtype)
+        self._window_ids[:length] = context
         self._known_states = self._predicted_from = 0
         self._predicted, self._levels = self._predicted[:0], len(expansion)
         self._mixes_text = not protocol.requires
@@ -257,9 +257,9 @@ class ModelDrafter(Drafter):
         """Return the ids of the context and of the window `tree`, valid until the next window."""
         first, end = self._written, self._context_length + len(tree)
         if first < end:
-            self._ids[first:end] = self.bridge.to_draft_ids(tree.ids[first - end :])
+            self._window_ids[first:end] = self.bridge.to_draft_ids(tree.ids[first - end :])
             self._written = end
-        return self._ids[:end]
+        return self._window_ids[:end]
 
     def _look_up_text(self, path: Sequence[int]) -> Level | None:
         """Predict the token after a path by the text; None if its acceptance is unlikely."""
