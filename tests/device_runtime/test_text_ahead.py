@@ -10,9 +10,9 @@ import numpy as np
 from pilotfish.bridge import TrivialBridge
 from pilotfish.device_runtime.forerunner import Forerunner
 from pilotfish.device_runtime.texts.text_memory import TextMemory
+from pilotfish.drafting.ahead import PassAcceptance
 from pilotfish.drafting.lookup import Recollection
 from pilotfish.drafting.text_drafter import TextDrafter
-from pilotfish.speculation.acceptance import MODEL_PRIOR, AcceptanceEstimator
 from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.protocols.ahead import DEVICE
 from tests.support.plans import plan
@@ -49,7 +49,7 @@ def runner_to(edge: Sent, known: int) -> Forerunner:
         drafter,
         edge,
         plan(protocol="ahead", temperature=0.0),
-        AcceptanceEstimator(MODEL_PRIOR),
+        PassAcceptance(),
         PROMPT,
         None,
         last=100,

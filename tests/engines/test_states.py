@@ -31,6 +31,7 @@ CASES = [
     (family, dialect)
     for family in STATEFUL
     for dialect in runnable()
+    if dialect != "tensorrt"  # the export refuses states in it
     if family not in {"qwen3_5", "mamba"} or dialect != "opset17"
 ]
 
