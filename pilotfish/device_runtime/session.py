@@ -82,7 +82,7 @@ class Session:
         self._vocab = drafter.bridge.vocab_size
         self.edge = EdgeSession(link, self.committed, self._vocab)
         self._cancel_token = interrupt or CancelToken()
-        self._acceptance = ModelAcceptance()  # of drafts under `ahead`; kept across answers
+        self._acceptance = ModelAcceptance()  # learns under `ahead`, across answers
         self._plan: Plan | None = None
         self._last_round: Round | None = None  # the generation's last round
         self._prompt_length = 0

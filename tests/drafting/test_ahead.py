@@ -219,7 +219,7 @@ def test_a_pass_makes_the_drafts_that_bring_the_most_right_ones_per_second(
 
 def test_the_means_of_places_follow_the_drafts_and_those_before() -> None:
     acceptance = PassAcceptance()
-    assert len({*acceptance.means(8)}) == 1  # of an untried drafter
+    assert len({*acceptance.means(8)}) == 1  # an untried drafter has one mean
     for at in range(100):
         acceptance.update(0, 1.0, agreed=at % 10 > 0)
         acceptance.update(1, 1.0, agreed=at % 2 > 0)

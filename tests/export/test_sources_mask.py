@@ -78,7 +78,7 @@ def test_an_artifact_keeps_the_mask_token_and_its_model_reads_it(
     assert manifest.vocab_size <= PADDING < manifest.readable_tokens
     decoder = Decoder(path, threads=1)
     output = decoder.forward([Pass(0, np.array([1, PADDING, PADDING]), 3)])[0]
-    assert output.logits.shape == (3, manifest.vocab_size)  # nobody can draft the mask
+    assert output.logits.shape == (3, manifest.vocab_size)  # the mask has no logit
     with pytest.raises(ValueError, match="token ids"):
         decoder.check([Pass(0, np.array([PADDING + 1]), 1)])
     assert main(["export", "list", str(tmp_path / "out")]) == 0

@@ -35,8 +35,8 @@ HIDDEN = 64
 CONSTANT, NORM, OUT = CODE, CODE + 1, 32  # dimensions of the residual stream
 # Chosen so that no two distances up to 256 look alike to a head.
 FREQUENCIES = (2.9, 2.33, 1.81, 1.37, 0.97, 0.61, 0.29, 0.11)
-FOCUS = 12.0  # of attention; sharp enough for a single token
-STEEPNESS = 0.6  # of the logits
+FOCUS = 12.0  # scale of the attention scores: all weight goes to one token
+STEEPNESS = 0.6  # scale of the logits
 
 
 def points(tokens: NDArray[np.integer[Any]], steps: float = 0.0) -> NDArray[np.float64]:

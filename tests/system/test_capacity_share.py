@@ -10,7 +10,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 DEVICES, ROUNDS, PASSES = 8, 4, 40
-PASS_S, APART_S = 0.02, 1e-5  # of a pass, and between two of its verdicts
+PASS_S, APART_S = 0.02, 1e-5  # duration of a pass; time between two of its verdicts
 
 
 @pytest.fixture(autouse=True)

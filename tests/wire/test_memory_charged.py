@@ -281,7 +281,7 @@ def test_a_large_frame_is_not_charged_the_buffers_of_others(
 def test_who_sends_large_segments_does_not_explain_the_buffers_of_small_ones(
     meter: OverheadMeter,
 ) -> None:
-    """The memory of whoever is cut clears others only if they send no smaller segments."""
+    """A cut connection clears only others whose segments are no smaller than its own."""
     large, small, cut = (ReceiveCounter(False) for _ in range(3))
     for counter, segments in ((large, 7), (small, 200), (cut, 5)):
         read_more(counter, 10_000, segments)
