@@ -38,6 +38,7 @@ CONTRIB = {
     "llama", "llama-3.2", "llama-biases", "llama-wide", "mistral-v0.3", "mistral-nemo", "qwen2.5",
     "qwen3-0.6b", "qwen3-8b", "opt-125m", "opt-350m", "galactica",
 }  # fmt: skip
+STATELESS = ("opset17", "tensorrt")  # dialects without recurrent states
 RECURRENT = ("A_log", "dt_bias")  # keep what transformers gives them
 ONE_SENTENCE = re.compile(r"[^\n]{20,400}")
 NEXT_SENTENCE = re.compile(r"[.!?]\s+[A-Z]")
@@ -51,8 +52,8 @@ def decoder_of(
     try:
         artifact = library.artifact(name, dialect, precision)
     except ExportError as refusal:
-        linear = dialect == "opset17" and "states" in FAMILIES[name].kinds
-        if not linear and (dialect != "contrib" or name in CONTRIB):
+        stateless = dialect in STATELESS and "states" in FAMILIES[name].kinds
+        if not stateless and (dialect != "contrib" or name in CONTRIB):
             raise
         refused = str(refusal)
     else:
