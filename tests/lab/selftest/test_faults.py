@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW, Pass
 from pilotfish.engines.stage import Stage
 from pilotfish.engines.tensorrt.profiles import NARROW
+from pilotfish.export.blocks import Quantized
 from pilotfish.lab.selftest.check_artifacts import CheckArtifacts
 from pilotfish.lab.selftest.checks import CHECKS
 from pilotfish.lab.selftest.models import KINDS, TARGET
+from pilotfish.lab.selftest.providers import QUANTISED
 from pilotfish.lab.selftest.worker import STAGES, Assignment, ProviderJob, attempt
 from tests.support import cudart_double, tensorrt_double
 from tests.support.cudart_double import Gpu
@@ -205,7 +208,7 @@ def test_the_providers_of_onnxruntime_pass_in_all_their_forms(
         for each in shelf.jobs(provider, quick=True)
         if each.model in {TARGET, *MIXTURES}
     ]
-    assert {each.precision for each in wanted} == {"fp32", "fp16"}
+    assert {each.precision for each in wanted} == {"fp32", "fp16", "int4"}
     with providers(**{provider: kind}):
         for each in wanted:
             result = findings(provider, each)
@@ -217,8 +220,23 @@ def test_the_providers_of_onnxruntime_pass_in_all_their_forms(
             assert differing(result) == set()
 
 
+def test_weights_that_are_wrong_in_nvidias_form_differ_in_every_check(
+    tmp_path: Path, patch: Patch
+) -> None:
+    needs("tensorrt")
+    patch.setattr(
+        Quantized,
+        "with_positive_scales",
+        lambda weight: replace(weight, scales=np.abs(weight.scales)),
+    )
+    jobs = CheckArtifacts(tmp_path / "shelf", lambda *_: None).jobs("cpu", quick=True)
+    (wanted,) = (each for each in jobs if each.dialect == "tensorrt")
+    result = findings("cpu", wanted)
+    assert differing(result) == {*CHECKS}
+    assert {result[check]["tolerance"] for check in CHECKS} == {QUANTISED}
+
+
 def test_a_stage_that_keeps_no_path_is_found_by_stages(shelf: CheckArtifacts, patch: Patch) -> None:
-    needs("opset24")  # only the first variant is split into stages
     assert differing(over_cuda(shelf)) == set()
     patch.setattr(Stage, "keep_path", lambda *_: None)
     assert differing(over_cuda(shelf)) == {STAGES}
