@@ -23,7 +23,8 @@ from pilotfish.engines.manifest import OPSET24
 from pilotfish.engines.tensorrt.cache import EngineCache, EngineKey
 from pilotfish.engines.tensorrt.fixing import fix_size
 from pilotfish.engines.tensorrt.gates import (
-    check_dialect,
+    check_form,
+    has_opset24,
     is_strongly_typed,
     logger,
     network_flags,
@@ -225,7 +226,7 @@ def build(
 
 def _parse(request: EngineRequest, parser: trt.OnnxParser, profiles: Profiles) -> None:
     """Read the graph into the network, with a fixed capacity if required."""
-    check_dialect(request.artifact.manifest, parser)
+    check_form(request.artifact.manifest, opset24=has_opset24(parser))
     with reading_file(lambda problem: BuildError(f"TensorRT cannot open this path: {problem}")):
         path = utf8_path(request.artifact.graph_path)
     if len(profiles.capacities) == 1 and request.artifact.manifest.opset == OPSET24:
