@@ -151,7 +151,7 @@ def test_onnxruntimes_tensorrt_is_told_a_profile_for_every_input(tmp_path):
             shapes[kind] = {name: tuple(map(int, size.split("x"))) for name, size in pairs}
         assert shapes["min"].keys() == shapes["opt"].keys() == shapes["max"].keys() == inputs
         whole = Profile("all", shapes["min"], shapes["opt"], shapes["max"])
-        for profile in profiles.both:
+        for profile in profiles.all:
             assert whole.holds(profile.minimum)
             assert whole.holds(profile.maximum)
         assert (tmp_path / "cache") in Path(options["trt_engine_cache_path"]).parents

@@ -21,6 +21,7 @@ from pilotfish.lab.selftest.models import (
     tiny_models,
 )
 from pilotfish.lab.selftest.providers import (
+    BUILDING,
     CHECKED,
     QUANTISED_REFERENCE,
     REFERENCE,
@@ -69,7 +70,8 @@ class CheckArtifacts:
     def _tiny_job(self, provider: str, model: str, variant: Variant, *, main: bool) -> ProviderJob:
         """Make a job; in a model's `main` variant, stages and protocols are checked, too."""
         whole = main and model == TARGET
-        cut = whole or (main and provider in STAGED and model not in WITHOUT_STAGES)
+        all_cut = provider in STAGED and provider not in BUILDING
+        cut = whole or (main and all_cut and model not in WITHOUT_STAGES)
         both_ends = main and model in BOTH_ENDS
         return self._job(
             model,
