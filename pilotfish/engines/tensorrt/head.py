@@ -39,32 +39,36 @@ class TensorRTHead:
         self.width = int(engine.get_tensor_shape("hidden_states")[1])
         self._columns = int(engine.get_tensor_shape("logits")[1])
         self._execution = Execution(engine, 0, self._cuda.stream)
+        self._rows = 0  # rows for which memory is allocated, on the GPU and pinned on the host
         self._memory: dict[str, Memory] = {}
-        self._rows = 0
+        self._pinned: dict[str, Floats] = {}
 
     def logits(self, hidden: Floats) -> Floats:
         """Compute logits, f32 [n, columns of the head], from hidden states, f32 [n, width]."""
-        parts = [hidden[at : at + self._widest] for at in range(0, len(hidden), self._widest)]
-        return np.concatenate([self._run(part) for part in parts])
-
-    def _run(self, hidden: Floats) -> Floats:
-        rows = len(hidden)
-        self._reserve(rows)
-        inputs = self._cuda.host_array(hidden.shape, np.float32)
-        inputs[:] = hidden
-        answer = self._cuda.host_array((rows, self._columns), np.float32)
-        self._execution.set_shapes({"hidden_states": (rows, self.width)})
-        self._cuda.upload(self._memory["hidden_states"].address, inputs)
-        self._execution.run()
-        self._cuda.download(answer, self._memory["logits"].address)
-        self._cuda.synchronize()
+        answer = np.empty((len(hidden), self._columns), np.float32)
+        for start in range(0, len(hidden), self._widest):
+            part = slice(start, start + self._widest)
+            self._run(hidden[part], answer[part])
         return answer
 
+    def _run(self, hidden: Floats, answer: Floats) -> None:
+        rows = len(hidden)
+        self._reserve(rows)
+        inputs, outputs = (self._pinned[name][:rows] for name in ("hidden_states", "logits"))
+        inputs[:] = hidden
+        self._execution.set_shapes({"hidden_states": hidden.shape})
+        self._cuda.upload(self._memory["hidden_states"].address, inputs)
+        self._execution.run()
+        self._cuda.download(outputs, self._memory["logits"].address)
+        self._cuda.synchronize()
+        answer[:] = outputs
+
     def _reserve(self, rows: int) -> None:
-        """Allocate GPU memory for input and output if it has fewer than `rows` rows."""
+        """Allocate memory for input and output if there is less than for `rows` rows."""
         if rows <= self._rows:
             return
         self._rows = rows
         for name, width in (("hidden_states", self.width), ("logits", self._columns)):
-            self._memory[name] = self._cuda.allocate(rows * width * np.dtype(np.float32).itemsize)
+            pinned = self._pinned[name] = self._cuda.host_array((rows, width), np.float32)
+            self._memory[name] = self._cuda.allocate(pinned.nbytes)
             self._execution.set_address(name, self._memory[name].address)
