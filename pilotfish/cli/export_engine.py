@@ -17,6 +17,7 @@ _DESCRIPTION = """\
 Builds a TensorRT engine of each artifact on this machine's GPU, which takes minutes, and keeps the
 engine in the cache ($PILOTFISH_CACHE/engines). A cached engine that TensorRT accepts is not built
 again. Models run the engine with --provider tensorrt or auto. It has the artifact's precision.
+A first stage (`pilotfish export split`) gets two engines: its own, and the head's.
 
 Needs TensorRT's Python package (on JetPack: apt install python3-libnvinfer). Quantised models need
 the dialect tensorrt. No engine has run on a GPU yet."""
@@ -37,7 +38,9 @@ class EngineBuildSettings(Struct, frozen=True, kw_only=True):
     artifacts: Annotated[
         tuple[Path, ...],
         setting(
-            "an artifact of dialect opset17, opset24 or tensorrt", metavar="DIR", positional=True
+            "an artifact of dialect opset17, opset24 or tensorrt, or a stage of one",
+            metavar="DIR",
+            positional=True,
         ),
     ] = ()
     config: (
@@ -101,20 +104,23 @@ def _run(args: argparse.Namespace) -> int:
         slots, context = settings.slots or served.lanes, settings.context or served.context
     if not paths:
         args.usage("name an artifact, or a file by --config that names one")
-    artifacts = [Artifact.open(path) for path in paths]
+    artifacts = [Artifact.open(path, stage=True) for path in paths]
     tensorrt_version()
     cuda = Cuda()
     report = []
     for artifact in artifacts:
-        order = EngineRequest.for_this_machine(cuda, artifact, slots, context)
-        with ProgressDisplay() as display:
-            built, new = ensure_engine(order, display.show)
-        if args.json != "-":
-            print(built.path)
-        report.append(
-            {"artifact": str(artifact.path), "engine": str(built.path), "built": new}
-            | msgspec.to_builtins(order.key)
-        )
+        orders = [EngineRequest.for_this_machine(cuda, artifact, slots, context)]
+        if artifact.manifest.stage is not None and artifact.manifest.stage.first:
+            orders.append(EngineRequest.for_head(cuda, artifact))
+        for order in orders:
+            with ProgressDisplay() as display:
+                built, new = ensure_engine(order, display.show)
+            if args.json != "-":
+                print(built.path)
+            report.append(
+                {"artifact": str(artifact.path), "engine": str(built.path), "built": new}
+                | msgspec.to_builtins(order.key)
+            )
     if args.json:
         write_json(args.json, report)
     return 0

@@ -11,10 +11,10 @@ returns are the input of the next stage. Not thread-safe: only one thread may us
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,12 @@ log = logging.getLogger("pilotfish.engines")
 
 States = NDArray[np.float32]
 
-# ONNX Runtime's names of the providers that run stages, best first.
-PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+# ONNX Runtime's names of the providers that run stages, best first; None: not ONNX Runtime.
+PROVIDERS: Mapping[str, str | None] = {
+    "tensorrt": None,
+    "cuda": "CUDAExecutionProvider",
+    "cpu": "CPUExecutionProvider",
+}
 # Maximum magnitude of input states, by the stage's dtype. The sum of 32,768 squares of such numbers
 # still fits in float32: no norm overflows, which would leave NaN in the cache for good.
 LARGEST = {"float32": 2.0**56, "float16": 65504.0}
@@ -48,7 +52,7 @@ class Stage(Slots):
         artifact: a folder made by `pilotfish export split`.
         context: positions per slot; None = the model's.
         threads: threads per run; None = the cores that this process may use.
-        provider: "cpu", "cuda" or "auto".
+        provider: a name of PROVIDERS, or "auto".
 
     Raises:
         ArtifactError: if the directory is not a stage of a model.
@@ -153,13 +157,41 @@ class Stage(Slots):
         return Pass(0, tokens, rows, None, states)
 
 
+class HeadGraph(Protocol):
+    """A head's graph, loaded by a runtime.
+
+    Attributes:
+        width: width of a row of hidden states.
+    """
+
+    width: int
+
+    def logits(self, hidden: States) -> States:
+        """Compute logits, f32 [n, columns of the graph], from hidden states, f32 [n, width]."""
+        ...
+
+
+class SessionHead:
+    """A head's graph in a session of ONNX Runtime."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.width = int(session.get_inputs()[0].shape[1])
+
+    def logits(self, hidden: States) -> States:
+        """Compute logits, f32 [n, columns of the graph], from hidden states, f32 [n, width]."""
+        logits: States
+        (logits,) = self._session.run(["logits"], {"hidden_states": hidden})
+        return logits
+
+
 class Head:
     """The head, which computes logits from hidden states; its graph is in the first stage's folder.
 
     Args:
         artifact: the first stage or its folder.
         threads: threads per run; None = the cores that this process may use.
-        provider: "cpu", "cuda" or "auto".
+        provider: a name of PROVIDERS, or "auto".
 
     Raises:
         ArtifactError: if the directory is not the first stage of a model.
@@ -178,37 +210,42 @@ class Head:
             raise ArtifactError(f"{opened.path} is {cut}: the head is in the folder of stage 1")
         _check_provider(provider)
         self.vocab_size = opened.manifest.vocab_size
-        self._session, self.provider = self._load(opened, threads, provider)
-        self.width = int(self._session.get_inputs()[0].shape[1])
+        self._graph, self.provider = self._load(opened, threads, provider)
+        self.width = self._graph.width
 
     def logits(self, hidden: States) -> NDArray[np.float32]:
         """Compute logits, f32 [n, vocab_size], from hidden states, f32 [n, width]."""
         if len(hidden) == 0:
             return np.empty((0, self.vocab_size), np.float32)
-        (logits,) = self._session.run(["logits"], {"hidden_states": hidden})
-        answer: NDArray[np.float32] = logits[:, : self.vocab_size]
-        return answer
+        return self._graph.logits(hidden)[:, : self.vocab_size]
 
-    def _load(self, artifact: Artifact, threads: int | None, provider: str) -> tuple[Any, str]:
-        """Open a session on the first provider that runs the head.
-
-        Return session and provider name.
-        """
+    def _load(
+        self, artifact: Artifact, threads: int | None, provider: str
+    ) -> tuple[HeadGraph, str]:
+        """Open the head on the first provider that runs it; return it and the provider's name."""
         reasons = []
         wanted = tuple(PROVIDERS) if provider == "auto" else (provider,)
         for name in wanted:
             try:
-                session = open_session(artifact.head_path, threads, PROVIDERS[name])
-                width = session.get_inputs()[0].shape[1]
-                session.run(["logits"], {"hidden_states": np.zeros((1, width), np.float32)})
+                graph = _open_head(artifact, threads, name, build=provider != "auto")
+                graph.logits(np.zeros((1, graph.width), np.float32))
             except Exception as error:  # runtimes raise many error classes
                 reasons.append(f"{name}: {str(error).strip() or type(error).__name__}")
                 log.info("provider %s cannot run the head: %s", name, reasons[-1])
                 continue
             if (provider, name) == ("auto", "cpu"):
                 warn_of_idle_gpu("; ".join(reasons))
-            return session, name
+            return graph, name
         raise no_provider_error(artifact, artifact.head_path, wanted, reasons)
+
+
+def _open_head(artifact: Artifact, threads: int | None, provider: str, *, build: bool) -> HeadGraph:
+    runtime_name = PROVIDERS[provider]
+    if runtime_name is not None:
+        return SessionHead(open_session(artifact.head_path, threads, runtime_name))
+    from pilotfish.engines.tensorrt.head import TensorRTHead
+
+    return TensorRTHead(artifact, build=build)
 
 
 def _open_stage(artifact: Artifact | str | Path) -> tuple[Artifact, StageRange]:

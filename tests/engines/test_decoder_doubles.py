@@ -22,6 +22,7 @@ from tests.engines.test_decoder import (  # noqa: F401  # collected with this fi
 )
 from tests.support.opening import DOUBLES, opening
 from tests.support.prefill import prefill
+from tests.support.runnable import needs
 from tests.support.thinned import thinned
 from tests.support.tiny import tiny_artifact
 
@@ -115,6 +116,26 @@ def test_contrib_is_refused_before_a_gpu_is_touched(tmp_path, name, dialect):
             Decoder(contrib, provider=provider)
 
 
+@pytest.mark.parametrize("precision", ["int8", "int4", "stored"])
+def test_onnxruntimes_tensorrt_takes_quantised_weights_in_nvidias_form_alone(tmp_path, precision):
+    needs("tensorrt")
+    with opening("tensorrt-ep-opset17", tmp_path, slots=1) as decoder:
+        assert decoder._backend.options(Load(decoder.artifact, 1, 64))["trt_int8_enable"] == "0"
+        wanted, provider = f"--dialect tensorrt --precision {precision}$", decoder.provider
+        for dialect in ("opset24", "contrib"):
+            refused = tiny_artifact(tmp_path / dialect, dialect=dialect, precision=precision)
+            with pytest.raises(ProviderError, match=wanted):
+                Decoder(refused, provider=provider)
+        taken = tiny_artifact(tmp_path / "taken", dialect="tensorrt", precision=precision)
+        opened = Decoder(taken, context=64, provider=provider)
+        assert opened._backend.options(Load(taken, 1, 64))["trt_int8_enable"] == "1"
+        got, want = (
+            prefill(each, 0, np.arange(20), rows=4).logits
+            for each in (opened, Decoder(taken, context=64, provider="cpu"))
+        )
+        np.testing.assert_allclose(got, want, atol=1e-4)
+
+
 def test_onnxruntimes_tensorrt_is_told_a_profile_for_every_input(tmp_path):
     """Shapes outside it would have it build its engine again."""
     with opening("tensorrt-ep-opset17", tmp_path, slots=3) as decoder:
@@ -130,7 +151,7 @@ def test_onnxruntimes_tensorrt_is_told_a_profile_for_every_input(tmp_path):
             shapes[kind] = {name: tuple(map(int, size.split("x"))) for name, size in pairs}
         assert shapes["min"].keys() == shapes["opt"].keys() == shapes["max"].keys() == inputs
         whole = Profile("all", shapes["min"], shapes["opt"], shapes["max"])
-        for profile in profiles.both:
+        for profile in profiles.all:
             assert whole.holds(profile.minimum)
             assert whole.holds(profile.maximum)
         assert (tmp_path / "cache") in Path(options["trt_engine_cache_path"]).parents

@@ -15,8 +15,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.engine_errors import ArtifactError, BuildError
+from pilotfish.engines.engine_errors import BuildError
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.split import split_artifact
 from tests.support import nvidia_builder
@@ -79,13 +78,29 @@ def test_states_are_refused_at_export_and_before_a_build(tmp_path: Path, family:
         plan_of(artifact)
 
 
-def test_contrib_and_stages_are_refused(tmp_path: Path) -> None:
+def test_contrib_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="no operator of the dialect contrib"):
         plan_of(tiny_artifact(tmp_path / "c", dialect="contrib"))
-    whole = tiny_artifact(tmp_path / "whole", dialect="tensorrt", precision="int4")
-    split_artifact(whole.path, tmp_path / "cut", stages=2)
-    with pytest.raises(ArtifactError, match="stage"):
-        Artifact.open(tmp_path / "cut" / "stage-1")
+
+
+@pytest.mark.parametrize("family", [*IN_ALL, "opt"])
+@pytest.mark.parametrize(("dialect", "precision"), USUAL)
+def test_stages_and_heads_are_built(
+    tmp_path: Path, family: str, dialect: str, precision: Any
+) -> None:
+    whole = tiny_artifact(
+        tmp_path / "whole", architecture=family, dialect=dialect, precision=precision
+    )
+    stages = split_artifact(whole.path, tmp_path / "cut", stages=2)
+    assert all(map(plan_of, stages))
+    assert plan_of(stages[0], head=True)
+
+
+@pytest.mark.parametrize("family", SHARING)
+def test_shared_keys_and_values_are_not_cut(tmp_path: Path, family: str) -> None:
+    whole = tiny_artifact(tmp_path / "whole", architecture=family, dialect="tensorrt")
+    with pytest.raises(ExportError, match="keys and values of earlier layers"):
+        split_artifact(whole.path, tmp_path / "cut", stages=2)
 
 
 # Why the dialect `tensorrt` is as it is: what NVIDIA refuses

@@ -37,6 +37,7 @@ from tests.engines.test_decoder_trees import (  # noqa: F401  # likewise
     test_what_was_kept_grows_the_next_tree,
     test_what_was_kept_is_a_chain_of_which_less_can_be_kept,
 )
+from tests.support import tensorrt_double
 from tests.support.examples import examples
 from tests.support.opening import CudaOnHost
 from tests.support.prefill import prefill
@@ -52,8 +53,9 @@ FORMS = {
     },
     "3-opset17-cuda": (3, "opset17", "cuda"),
     "3-opset17-narrow": (3, "opset17", "narrow"),
+    **{f"2-{dialect}-tensorrt": (2, dialect, "tensorrt") for dialect in STANDARD},
 }
-QUICK = {"2-opset24", "3-opset17", "3-opset17-narrow"}
+QUICK = {"2-opset24", "3-opset17", "3-opset17-narrow", "2-opset17-tensorrt"}
 
 
 class NarrowOnHost(CudaOnHost):
@@ -68,6 +70,11 @@ def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("stages")
     whole = tiny_artifact(folder / "whole", dialect=dialect, layers=3)
     split_artifact(whole.path, folder / "cut", stages=count)
+    if provider == "tensorrt":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PILOTFISH_CACHE", str(folder / "cache"))
+            tensorrt_double.install(patch, "10.16.2")
+            return Staged(folder / "cut", whole, slots=SLOTS, provider=provider)
     with providers(cpu=CpuBackend, cuda=CudaOnHost, narrow=NarrowOnHost):
         return Staged(folder / "cut", whole, slots=SLOTS, provider=provider)
 

@@ -98,7 +98,7 @@ def test_profiles_hold_every_shape_that_a_decoder_may_ask_for(
     assert list(profiles.capacities) == sorted(set(profiles.capacities))
     assert all(each % 64 == 0 for each in profiles.capacities)
     assert len(profiles.capacities) == 1 or not fixed
-    for profile in profiles.both:
+    for profile in profiles.all:
         assert profile.holds(profile.minimum)
         assert profile.holds(profile.optimum)
 

@@ -27,13 +27,12 @@ def install() -> None:
     sys.modules["tensorrt"] = import_module(MODULE)
 
 
-def request_for(artifact: Artifact, slots: int = SLOTS, context: int = CONTEXT) -> EngineRequest:
-    """Make a request for an engine of the artifact; the GPU's name only fills the key."""
+def plan_of(artifact: Artifact, slots: int = SLOTS, *, head: bool = False) -> bytes:
+    """Parse and build an artifact or its head as `pilotfish export engine` does; return the plan.
+
+    The GPU's name only fills the key.
+    """
     version = import_module("tensorrt").__version__
-    return EngineRequest(version, Gpu("RTX", "8.9"), artifact, slots, context)
-
-
-def plan_of(artifact: Artifact, slots: int = SLOTS, context: int = CONTEXT) -> bytes:
-    """Parse and build the artifact as `pilotfish export engine` does; return the plan."""
-    plan, _ = build(request_for(artifact, slots, context), b"", None, threading.Event())
+    request = EngineRequest(version, Gpu("RTX", "8.9"), artifact, slots, CONTEXT, head)
+    plan, _ = build(request, b"", None, threading.Event())
     return plan

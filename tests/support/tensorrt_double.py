@@ -4,7 +4,8 @@ It has the published names that our code uses, and none that the version lacks
 (`tests/tensorrt_names.json`, from NVIDIA's binding sources). Its engines run the ONNX graph with
 ONNX Runtime on the CPU, on the "device memory" of `cudart_double`. Cases that TensorRT leaves
 undefined fail here: a tensor written where it is read, except by KVCacheUpdate; unaligned
-addresses; shapes outside the profile; a network without its flags.
+addresses; shapes outside the profile; a network without its flags. Engines lack the inputs that no
+node reads.
 """
 
 from __future__ import annotations
@@ -205,6 +206,7 @@ def tensorrt(version, gpu, *, on_build=lambda: None, refuse_plans=False, fail_bu
             for each in graph.input:
                 if -1 in _dims(each) and any(each.name not in p for p in config._profiles):
                     return None
+            model = _without_idle_inputs(model)
             plan = (version, gpu.name, gpu.compute, model, path, config._profiles)
             return IHostMemory(MAGIC + pickle.dumps(plan) + b"end")
 
@@ -316,6 +318,18 @@ def tensorrt(version, gpu, *, on_build=lambda: None, refuse_plans=False, fail_bu
     for each in classes:
         setattr(trt, each.__name__, each)
     return trt
+
+
+def _without_idle_inputs(model):
+    """Remove the inputs that no node reads."""
+    changed = onnx.load_model_from_string(model)
+    read = {name for node in changed.graph.node for name in node.input}
+    inputs = [each for each in changed.graph.input if each.name in read]
+    if len(inputs) == len(changed.graph.input):
+        return model
+    del changed.graph.input[:]
+    changed.graph.input.extend(inputs)
+    return changed.SerializeToString()
 
 
 def _dims(value):

@@ -37,22 +37,19 @@ class CudaBackend(Backend):
         others: further providers, for operators that the provider lacks.
         device: IOBinding's name of the memory that holds keys and values.
         apart: whether a run needs separate buffers to read and to write.
-        dialect: the dialect to recommend for this provider.
     """
 
     provider: ClassVar[str] = "CUDAExecutionProvider"
     others: ClassVar[tuple[str, ...]] = ()
     device: ClassVar[str] = "cuda"
     apart: ClassVar[bool] = False
-    dialect: ClassVar[str] = "opset24"
 
     def __init__(self, load: Load) -> None:
         manifest = load.artifact.manifest
         refuse_states(manifest)
         if manifest.dialect == "contrib":
             raise ProviderError(
-                f"the dialect contrib does not run on GPUs: export the model with --dialect "
-                f"{self.dialect}"
+                "the dialect contrib does not run on GPUs: export the model with --dialect opset24"
             )
         self._session = open_session(
             load.artifact.graph_path, load.threads, self.provider, self.options(load), self.others

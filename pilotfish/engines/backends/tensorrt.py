@@ -7,7 +7,6 @@ values never leave the GPU. This has not run on a GPU yet: see docs/engines.md.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,25 +25,14 @@ from pilotfish.engines.device_cache import DeviceCache
 from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.forks import keep_in_forks
 from pilotfish.engines.tensorrt.build import EngineRequest, check_engine_exists, engine_for
-from pilotfish.engines.tensorrt.gates import array_dtype, tensorrt_version
+from pilotfish.engines.tensorrt.execution import Execution, Shape, tensor_dtypes
+from pilotfish.engines.tensorrt.gates import tensorrt_version
 
 if TYPE_CHECKING:
     import tensorrt as trt
 
 ALIGNMENT = 256  # alignment (bytes) of tensors, equal to cudaMalloc's
 MASK = "attention_mask"
-
-Shape = tuple[int, ...]
-
-
-@dataclass
-class _Context:
-    """An execution context with the shapes and addresses that were last set."""
-
-    handle: trt.IExecutionContext
-    shapes: dict[str, Shape] = field(default_factory=dict)
-    addresses: dict[str, int] = field(default_factory=dict)
-    piece: object = None  # the binding that set the cache's addresses
 
 
 class TensorRTBackend(Backend):
@@ -70,9 +58,13 @@ class TensorRTBackend(Backend):
         self.narrow, self.widest = profiles.narrow, profiles.widest
         self.names = plane_names(manifest.cached)
         engine = loaded.engine
-        self._dtypes = _tensor_dtypes(engine)
-        answers = ("hidden_states", "logits")
-        self.widths = {name: int(engine.get_tensor_shape(name)[1]) for name in answers}
+        self._dtypes = tensor_dtypes(engine)
+        inputs = profiles.decode.maximum
+        self.widths = {
+            name: int(engine.get_tensor_shape(name)[1])
+            for name in self._dtypes
+            if name not in inputs and not name.startswith("present.")
+        }
         self.cache: DeviceCache = DeviceCache(
             self._cuda,
             manifest,
@@ -80,11 +72,15 @@ class TensorRTBackend(Backend):
             profiles.capacities,
             apart=not _is_in_place(engine, self.names),
         )
-        self._contexts = [self._create_context(index) for index in range(len(profiles.both))]
+        self._executions = [
+            Execution(engine, index, self._cuda.stream) for index in range(len(profiles.all))
+        ]
+        self._cuda.synchronize()
+        self._pieces: list[object] = [None] * len(self._executions)
         largest = {
-            name: max(math.prod(each.maximum[name]) for each in profiles.both)
+            name: max(math.prod(each.maximum[name]) for each in profiles.all)
             for name in self._dtypes
-            if name in profiles.decode.maximum and not name.startswith("past.")
+            if name in inputs and not name.startswith("past.")
         }
         self._lay_out_inputs(largest)
         self._memory: dict[str, Memory] = {}
@@ -99,7 +95,12 @@ class TensorRTBackend(Backend):
         return self._cuda.host_array(shape, np.float32)
 
     def input(self, name: str, shape: Shape) -> NDArray[Any]:
-        """Return this input's part of the pinned block, in the engine's dtype."""
+        """Return this input's part of the pinned block, in the engine's dtype.
+
+        An input that the engine does not read is not in the block.
+        """
+        if name not in self._offsets:
+            return np.empty(shape, np.int64)
         begin, dtype = self._offsets[name], self._dtypes[name]
         size = math.prod(shape) * dtype.itemsize
         return self._host[begin : begin + size].view(dtype).reshape(shape)
@@ -113,41 +114,29 @@ class TensorRTBackend(Backend):
     ) -> None:
         """Run the engine once: copy inputs to the GPU, compute, copy outputs back.
 
-        piece: identity of `cache`; addresses are set again only when `piece` changes.
+        piece: identity of `cache`; its addresses are set again only when `piece` changes.
         shapes: shapes of all inputs.
         cache: address to read and address to write, for each cache tensor.
         answers: output arrays; all their rows are filled.
         """
         slots, size = shapes["unpack"]
         is_prefill = slots == 1 and size > (self.narrow or size)
-        context = self._contexts[int(is_prefill)]
-        if context.piece is not piece:
+        execution = self._executions[is_prefill]
+        if self._pieces[is_prefill] is not piece:
             for name, (past, present) in cache.items():
-                self._set_address(context, f"past.{name}", past)
-                self._set_address(context, f"present.{name}", present)
-            context.piece = piece
+                execution.set_address(f"past.{name}", past)
+                execution.set_address(f"present.{name}", present)
+            self._pieces[is_prefill] = piece
         self._reserve_answers(len(next(iter(answers.values()))))
         for name, memory in self._memory.items():
-            self._set_address(context, name, memory.address)
-        self._set_shapes(context, shapes)
+            execution.set_address(name, memory.address)
+        execution.set_shapes(shapes)
         mask_bytes = math.prod(shapes[MASK]) * self._dtypes[MASK].itemsize
         self._cuda.upload(self._device.address, self._host[: self._offsets[MASK] + mask_bytes])
-        if not context.handle.execute_async_v3(self._cuda.stream):
-            raise ProviderError(
-                "TensorRT could not run the engine: run the command with -v "
-                "and see TensorRT's log for the reason"
-            )
+        execution.run()
         for name, array in answers.items():
             self._cuda.download(array, self._memory[name].address)
         self._cuda.synchronize()
-
-    def _create_context(self, profile: int) -> _Context:
-        """Create an execution context for one profile, since a change of the profile is slow."""
-        handle = self._loaded.engine.create_execution_context()
-        if handle is None or not handle.set_optimization_profile_async(profile, self._cuda.stream):
-            raise ProviderError("TensorRT cannot allocate memory for the engine's activations")
-        self._cuda.synchronize()
-        return _Context(handle)
 
     def _lay_out_inputs(self, largest: dict[str, int]) -> None:
         """Assign each input an offset in the block; the mask, by far the longest, comes last."""
@@ -159,9 +148,9 @@ class TensorRTBackend(Backend):
             end += -(-size // ALIGNMENT) * ALIGNMENT
         self._host = self._cuda.host_array((end,), np.uint8)
         self._device = self._cuda.allocate(end)
-        for context in self._contexts:
+        for execution in self._executions:
             for name, place in self._offsets.items():
-                self._set_address(context, name, self._device.address + place)
+                execution.set_address(name, self._device.address + place)
 
     def _reserve_answers(self, rows: int) -> None:
         """Allocate GPU memory for outputs if it has fewer than `rows` rows."""
@@ -170,28 +159,6 @@ class TensorRTBackend(Backend):
             for name, width in self.widths.items():
                 size = rows * width * np.dtype(np.float32).itemsize
                 self._memory[name] = self._cuda.allocate(size)
-
-    def _set_address(self, context: _Context, name: str, address: int) -> None:
-        if context.addresses.get(name) != address:
-            if not context.handle.set_tensor_address(name, address):
-                raise ProviderError(f"TensorRT refuses the address of {name}")
-            context.addresses[name] = address
-
-    def _set_shapes(self, context: _Context, shapes: dict[str, Shape]) -> None:
-        """Set the shapes that changed; check that the context can infer all others."""
-        if context.shapes == shapes:
-            return
-        for name, shape in shapes.items():
-            if context.shapes.get(name) != shape and not context.handle.set_input_shape(
-                name, shape
-            ):
-                raise ProviderError(f"TensorRT refuses the shape {shape} of the input {name}")
-        missing = context.handle.infer_shapes()
-        if missing:
-            raise ProviderError(
-                f"TensorRT does not know the shapes or addresses of {', '.join(missing)}"
-            )
-        context.shapes = dict(shapes)
 
 
 class TensorRTBinding(Binding):
@@ -221,25 +188,6 @@ class TensorRTBinding(Binding):
         """Run the engine once."""
         parts = {name: answer[row : row + rows] for name, answer in answers.items()}
         self._backend.run(self._piece, self._shapes, self._cache, parts)
-
-
-def _tensor_dtypes(engine: trt.ICudaEngine) -> dict[str, np.dtype[Any]]:
-    """Return the dtype of each input and output.
-
-    Raise for shape tensors, which are in host memory.
-    """
-    import tensorrt as trt
-
-    dtypes = {}
-    for index in range(engine.num_io_tensors):
-        name = engine.get_tensor_name(index)
-        if engine.get_tensor_location(name) != trt.TensorLocation.DEVICE:
-            raise ProviderError(
-                f"the engine expects {name} in host memory, which no engine of "
-                "our graphs does: build it again"
-            )
-        dtypes[name] = array_dtype(engine.get_tensor_dtype(name))
-    return dtypes
 
 
 def _is_in_place(engine: trt.ICudaEngine, names: list[str]) -> bool:

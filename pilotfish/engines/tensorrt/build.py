@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,15 +21,16 @@ from pilotfish.engines.cudart import Cuda, Gpu
 from pilotfish.engines.engine_errors import BuildError, ProviderError
 from pilotfish.engines.manifest import OPSET24
 from pilotfish.engines.tensorrt.cache import EngineCache, EngineKey
-from pilotfish.engines.tensorrt.fixing import fix_size
+from pilotfish.engines.tensorrt.fixing import fix_size, input_width
 from pilotfish.engines.tensorrt.gates import (
-    check_dialect,
+    check_form,
+    has_opset24,
     is_strongly_typed,
     logger,
     network_flags,
     tensorrt_version,
 )
-from pilotfish.engines.tensorrt.profiles import Profiles
+from pilotfish.engines.tensorrt.profiles import CHUNK, Profiles
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -43,13 +44,18 @@ CAPACITY = "C"  # symbolic name of the cache's capacity in graphs
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A description of a wanted engine: artifact, TensorRT version, GPU, slots and context."""
+    """A description of a wanted engine: artifact, TensorRT version, GPU, slots and context.
+
+    Attributes:
+        head: whether the engine computes the head, whose graph is in the first stage's folder.
+    """
 
     tensorrt: str  # version
     gpu: Gpu
     artifact: Artifact
     slots: int
     context: int
+    head: bool = False
 
     @classmethod
     def for_this_machine(
@@ -64,9 +70,34 @@ class EngineRequest:
         context = min(context or longest, longest)
         return cls(tensorrt_version(), cuda.describe(), artifact, slots, context)
 
+    @classmethod
+    def for_head(cls, cuda: Cuda, artifact: Artifact) -> EngineRequest:
+        """Make a request for the engine of a first stage's head, for any number of slots.
+
+        Raises:
+            ProviderError: if TensorRT is not installed.
+        """
+        return cls(tensorrt_version(), cuda.describe(), artifact, 1, CHUNK, head=True)
+
+    @property
+    def graph_path(self) -> Path:
+        """The path of the graph to build."""
+        return self.artifact.head_path if self.head else self.artifact.graph_path
+
     @property
     def profiles(self) -> Profiles:
-        """The profiles; opset 24's TensorScatter needs a cache of fixed length."""
+        """The profiles; opset 24's TensorScatter needs a cache of fixed length.
+
+        Raises:
+            BuildError: if the head's graph cannot be read.
+        """
+        if self.head:
+            with reading_file(lambda problem: BuildError(f"TensorRT cannot read it: {problem}")):
+                model = self.graph_path.read_bytes()
+            try:
+                return Profiles.for_head(input_width(model))
+            except ValueError as error:
+                raise BuildError(f"{self.graph_path}: {error}") from None
         manifest = self.artifact.manifest
         fixed = manifest.opset == OPSET24
         return Profiles.for_slots(manifest, self.slots, self.context, fixed=fixed)
@@ -79,7 +110,7 @@ class EngineRequest:
             tensorrt=self.tensorrt,
             gpu=self.gpu.name,
             compute=self.gpu.compute,
-            artifact=manifest.digest,
+            artifact=cached_name(self.artifact, head=self.head),
             dialect=manifest.dialect,
             precision=manifest.precision,
             slots=self.slots,
@@ -89,7 +120,7 @@ class EngineRequest:
 
     def with_key(self, key: EngineKey) -> EngineRequest:
         """Return the same request with the slots and context of another key."""
-        return EngineRequest(self.tensorrt, self.gpu, self.artifact, key.slots, key.context)
+        return replace(self, slots=key.slots, context=key.context)
 
 
 @dataclass(frozen=True)
@@ -194,7 +225,7 @@ def build(
     config = builder.create_builder_config()
     if request.artifact.manifest.precision == "fp16" and not is_strongly_typed():
         config.set_flag(trt.BuilderFlag.FP16)
-    for each in profiles.both:
+    for each in profiles.all:
         profile = builder.create_optimization_profile()
         for name in each.maximum:
             shapes = (each.minimum[name], each.optimum[name], each.maximum[name])
@@ -225,11 +256,11 @@ def build(
 
 def _parse(request: EngineRequest, parser: trt.OnnxParser, profiles: Profiles) -> None:
     """Read the graph into the network, with a fixed capacity if required."""
-    check_dialect(request.artifact.manifest, parser)
+    check_form(request.artifact.manifest, opset24=has_opset24(parser))
     with reading_file(lambda problem: BuildError(f"TensorRT cannot open this path: {problem}")):
-        path = utf8_path(request.artifact.graph_path)
+        path = utf8_path(request.graph_path)
     if len(profiles.capacities) == 1 and request.artifact.manifest.opset == OPSET24:
-        model = fix_size(request.artifact.graph_path.read_bytes(), CAPACITY, profiles.capacities[0])
+        model = fix_size(request.graph_path.read_bytes(), CAPACITY, profiles.capacities[0])
         read = parser.parse(model, path)  # the path is needed to find the weights
     else:
         read = parser.parse_from_file(path)
@@ -289,9 +320,17 @@ def _interruptible(work: Callable[[threading.Event], tuple[bytes, bytes]]) -> tu
     return outcome[0]
 
 
-def check_engine_exists(artifact: Artifact) -> None:
-    """Raise ProviderError if no engine of the artifact is cached; this needs no GPU."""
-    if not EngineCache().knows(artifact.manifest.digest):
+def cached_name(artifact: Artifact, *, head: bool = False) -> str:
+    """Return the name under which an artifact's engines, or those of its head, are cached."""
+    return artifact.manifest.digest + "-head" * head
+
+
+def check_engine_exists(artifact: Artifact, *, head: bool = False) -> None:
+    """Raise ProviderError if no engine of the artifact, or of its head, is cached.
+
+    This needs no GPU.
+    """
+    if not EngineCache().knows(cached_name(artifact, head=head)):
         raise ProviderError(
             f"no engine of this artifact was built on this machine: run "
             f"pilotfish export engine {artifact.path}"
@@ -312,5 +351,6 @@ def engine_for(request: EngineRequest, *, flexible: bool, may_build: bool) -> Lo
             f"no engine for {request.slots} slots of {request.context} tokens was built on "
             f"this machine: run pilotfish export engine {request.artifact.path}"
         )
-    log.warning("building a TensorRT engine of %s: this takes minutes, once", request.artifact.path)
+    what = request.graph_path if request.head else request.artifact.path
+    log.warning("building a TensorRT engine of %s: this takes minutes, once", what)
     return ensure_engine(request)[0]

@@ -1,4 +1,4 @@
-"""Replace a symbolic size in an ONNX graph's inputs and outputs by a number.
+"""Replace a symbolic size in an ONNX graph's inputs and outputs by a number, or read a size.
 
 TensorRT turns opset 24's TensorScatter into KVCacheUpdate, which needs a cache of static length; in
 our graphs the capacity is symbolic. This module edits the file's bytes, because devices have no
@@ -23,6 +23,31 @@ def fix_size(model: bytes, name: str, value: int) -> bytes:
         ValueError: if these bytes are not a protobuf message.
     """
     return _rewrite(memoryview(model), DIMENSION_PATH, name.encode(), value)
+
+
+def input_width(model: bytes) -> int:
+    """Return the last size of a graph's first input.
+
+    Raises:
+        ValueError: if these bytes are not a model with such an input, or the size is symbolic.
+    """
+    message = memoryview(model)
+    try:
+        for numbers in DIMENSION_PATH[:-1]:
+            message = _messages(message, min(numbers))[0]  # inputs have the smaller number
+        last = _messages(message, 1)[-1]
+    except IndexError:
+        raise ValueError("this ONNX file has no input") from None
+    for number, _, _, content in _fields(last):
+        if number == DIM_VALUE:
+            return _read_varint(content, 0)[0]
+    raise ValueError("the width of this ONNX file's input is not fixed")
+
+
+def _messages(message: memoryview, number: int) -> list[memoryview]:
+    """List the messages in a field."""
+    fields = _fields(message)
+    return [content for field, kind, _, content in fields if (field, kind) == (number, BYTES)]
 
 
 def _rewrite(

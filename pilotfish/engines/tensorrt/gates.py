@@ -113,8 +113,16 @@ def array_dtype(dtype: trt.DataType) -> np.dtype[Any]:
     )
 
 
-def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
-    """Check that this TensorRT can read the artifact.
+def has_opset24(parser: trt.OnnxParser) -> bool:
+    """Whether the parser knows the operators of opset 24 in our graphs."""
+    return all(parser.supports_operator(name) for name in OPSET24_OPERATORS)
+
+
+def check_form(manifest: Manifest, *, opset24: bool) -> None:
+    """Check that TensorRT can read the artifact.
+
+    Args:
+        opset24: whether this TensorRT knows the operators of opset 24.
 
     Raises:
         BuildError: if not; the message names the dialect to export instead.
@@ -123,14 +131,13 @@ def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
         raise BuildError(
             f"{manifest.model} has recurrent states, which only the CPU supports so far"
         )
-    has_opset24 = all(parser.supports_operator(name) for name in OPSET24_OPERATORS)
     if manifest.dialect == LLAMACPP:
         problem = "TensorRT cannot read a GGUF file"
     elif manifest.dialect == GENAI:
         problem = "TensorRT knows no operator of ONNX Runtime GenAI's graphs"
     elif manifest.dialect == "contrib":
         problem = "TensorRT knows no operator of the dialect contrib"
-    elif manifest.opset == OPSET24 and not has_opset24:
+    elif manifest.opset == OPSET24 and not opset24:
         problem = (
             f"TensorRT {tensorrt_version()} does not support the dialect {manifest.dialect}, which "
             "needs 10.15 or later"
@@ -144,6 +151,6 @@ def check_dialect(manifest: Manifest, parser: trt.OnnxParser) -> None:
         return
     precision = manifest.precision if manifest.precision in FLOATS else "fp16"
     advice = f"--dialect opset17 --precision {precision}"
-    if manifest.precision in BITS and has_opset24:
+    if manifest.precision in BITS and opset24:
         advice += f", or --dialect tensorrt --precision {manifest.precision}"
     raise BuildError(f"{problem}: export the model with {advice}")

@@ -2,7 +2,7 @@
 
 There are two profiles: `decode` takes up to NARROW tokens of every slot, `prefill` up to CHUNK
 tokens of one slot. The decoder splits its passes (`Backend.narrow`, `Backend.widest`), so that
-every run fits a profile.
+every run fits a profile. The head of a model in stages has only `decode`, for up to CHUNK rows.
 
     T packed tokens   N rows wanted   B slots   S tokens of the widest pass   C capacity
 """
@@ -48,10 +48,15 @@ class Profile:
 
 @dataclass(frozen=True)
 class Profiles:
-    """The two profiles of an engine; the capacity is constant if the dialect requires that."""
+    """The profiles of an engine; the capacity is constant if the dialect requires that.
+
+    Attributes:
+        prefill: None for a head.
+        capacities: allowed capacities of the cache, ascending; none for a head.
+    """
 
     decode: Profile
-    prefill: Profile
+    prefill: Profile | None
     narrow: int
     widest: int
     capacities: tuple[int, ...]
@@ -96,15 +101,21 @@ class Profiles:
             capacities=tuple(capacities),
         )
 
+    @classmethod
+    def for_head(cls, width: int) -> Profiles:
+        """Make the profile of a head that reads hidden states f32 [N, width]."""
+        least, usual, most = (_head_shapes(rows, width) for rows in (1, USUAL_WINDOW, CHUNK))
+        return cls(Profile("decode", least, usual, most), None, CHUNK, CHUNK, ())
+
     @property
-    def both(self) -> tuple[Profile, Profile]:
-        """Both profiles, in the order in which an engine numbers them."""
-        return self.decode, self.prefill
+    def all(self) -> tuple[Profile, ...]:
+        """The profiles, in the order in which an engine numbers them."""
+        return (self.decode,) if self.prefill is None else (self.decode, self.prefill)
 
     def union(self) -> tuple[Shapes, Shapes, Shapes]:
-        """Merge into one profile: minimum, optimum and maximum shapes over both."""
+        """Merge into one profile: minimum, optimum and maximum shapes over all."""
         maximum = {
-            name: tuple(map(max, shape, self.prefill.maximum[name]))
+            name: tuple(map(max, *(each.maximum[name] for each in self.all), shape))
             for name, shape in self.decode.maximum.items()
         }
         return self.decode.minimum, self.decode.optimum, maximum
@@ -112,19 +123,25 @@ class Profiles:
     @property
     def digest(self) -> str:
         """A hash of all shapes, 16 hex digits."""
-        listed = [[p.name, p.minimum, p.optimum, p.maximum] for p in self.both]
+        listed = [[p.name, p.minimum, p.optimum, p.maximum] for p in self.all]
         return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def input_shapes(
     manifest: Manifest, batch: int, size: int, total: int, rows: int, capacity: int
 ) -> Shapes:
-    """Return the input shapes of a run of `batch` slots; `size`: tokens of its widest pass."""
+    """Return the input shapes of a run of `batch` slots; `size`: tokens of its widest pass.
+
+    A stage that is not the first reads states instead of tokens; only the last knows wanted rows.
+    """
+    stage = manifest.stage
+    reads_tokens, names_rows = stage is None or stage.first, stage is None or stage.last
+    states = (total, manifest.dimensions.hidden)
     windowed = {} if manifest.window is None else {"cell_positions": (batch, capacity)}
     return {
-        "input_ids": (total,),
+        **({"input_ids": (total,)} if reads_tokens else {"states": states}),
         "position_ids": (total,),
-        "logit_rows": (rows,),
+        **({"logit_rows": (rows,)} if names_rows else {}),
         "unpack": (batch, size),
         "pack": (total,),
         "write_indices": (batch,),
@@ -136,3 +153,8 @@ def input_shapes(
             for name in kv_names([each.layer])
         },
     }
+
+
+def _head_shapes(rows: int, width: int) -> Shapes:
+    """Return the input shapes of a head."""
+    return {"hidden_states": (rows, width)}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pilotfish.engines.engine_errors import EngineError
+from pilotfish.engines.manifest import OPSET24
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
 from pilotfish.engines.stage import PROVIDERS as STAGED
+from pilotfish.engines.tensorrt.gates import BITS
 from pilotfish.lab.selftest.models import (
     BOTH_ENDS,
     KINDS,
@@ -18,7 +20,15 @@ from pilotfish.lab.selftest.models import (
     drafter_of,
     tiny_models,
 )
-from pilotfish.lab.selftest.providers import CHECKED, REFERENCE, TIMED, VARIANTS, Variant
+from pilotfish.lab.selftest.providers import (
+    BUILDING,
+    CHECKED,
+    QUANTISED_REFERENCE,
+    REFERENCE,
+    TIMED,
+    VARIANTS,
+    Variant,
+)
 from pilotfish.lab.selftest.worker import ProviderJob
 
 Show = Callable[[str, int, "int | None"], None]
@@ -50,15 +60,19 @@ class CheckArtifacts:
                 variants = [
                     each._replace(dialect=_linear_dialect(each.dialect)) for each in variants
                 ]
-            for variant in dict.fromkeys(variants):
-                first = variant == variants[0]
-                jobs.append(self._tiny_job(provider, model, variant, first=first))
+            main = _main_variant(variants)
+            jobs += [
+                self._tiny_job(provider, model, variant, main=variant == main)
+                for variant in dict.fromkeys(variants)
+            ]
         return jobs if quick else jobs + self._default_jobs(provider)
 
-    def _tiny_job(self, provider: str, model: str, variant: Variant, *, first: bool) -> ProviderJob:
-        whole = first and model == TARGET
-        cut = whole or (first and provider in STAGED and model not in WITHOUT_STAGES)
-        both_ends = first and model in BOTH_ENDS
+    def _tiny_job(self, provider: str, model: str, variant: Variant, *, main: bool) -> ProviderJob:
+        """Make a job; in a model's `main` variant, stages and protocols are checked, too."""
+        whole = main and model == TARGET
+        all_cut = provider in STAGED and provider not in BUILDING
+        cut = whole or (main and all_cut and model not in WITHOUT_STAGES)
+        both_ends = main and model in BOTH_ENDS
         return self._job(
             model,
             variant,
@@ -142,8 +156,19 @@ class CheckArtifacts:
         return path
 
 
+def _main_variant(variants: Sequence[Variant]) -> Variant:
+    """Return the first variant that the installed ONNX Runtime runs, or else the first."""
+    from pilotfish.export.dialects import DIALECTS
+
+    new = runtime_version() >= OPSET24_SINCE
+    able = (each for each in variants if new or DIALECTS[each.dialect].opset < OPSET24)
+    return next(able, variants[0])
+
+
 def _reference_variant(model: str, variant: Variant) -> Variant:
     """Return the variant that gives the reference for a tiny model's answers."""
+    if variant.precision in BITS:
+        return Variant(QUANTISED_REFERENCE, variant.precision)
     if model not in LINEAR:
         return Variant(REFERENCE, variant.precision)
     other = "contrib" if variant == Variant("opset24", "fp32") else "opset24"

@@ -14,7 +14,7 @@ from pilotfish.engines.runtime import (
     OPSET24_SINCE,
     runtime_version,
 )
-from pilotfish.engines.tensorrt.gates import OPSET24_OPERATORS, tensorrt_version
+from pilotfish.engines.tensorrt.gates import BITS, OPSET24_OPERATORS, tensorrt_version
 
 # Order of the checks: the most reliable and fastest providers first, because the time limit cuts
 # off the last ones.
@@ -22,6 +22,7 @@ ORDER = ("cpu", "cuda", "tensorrt", "tensorrt-ep")
 BUILDING = ("tensorrt", "tensorrt-ep")  # providers that build an engine for a new artifact (slow)
 # Dialect of the reference on the CPU: plain operators.
 REFERENCE = "opset17"
+QUANTISED_REFERENCE = "opset24"  # the plainest dialect with quantised weights
 
 
 class Variant(NamedTuple):
@@ -39,17 +40,34 @@ class Variant(NamedTuple):
         return f"{self.dialect}-{self.precision}"
 
 
+# Quantised weights in NVIDIA's form, which all providers run.
+NVIDIA_FORM = Variant("tensorrt", "int4", every=False)
 VARIANTS: dict[str, tuple[Variant, ...]] = {
-    "cpu": (Variant("opset24", "fp32"), Variant("opset17", "fp32"), Variant("contrib", "fp32")),
-    "cuda": (Variant("opset24", "fp32"), Variant("opset24", "fp16"), Variant("opset17", "fp32")),
+    "cpu": (
+        Variant("opset24", "fp32"),
+        Variant("opset17", "fp32"),
+        Variant("contrib", "fp32"),
+        NVIDIA_FORM,
+    ),
+    "cuda": (
+        Variant("opset24", "fp32"),
+        Variant("opset24", "fp16"),
+        Variant("opset17", "fp32"),
+        NVIDIA_FORM,
+    ),
     # Each artifact needs an engine build. So all tiny models are checked in one dialect, and only
     # one model in each other dialect and precision.
     "tensorrt": (
         Variant("opset17", "fp32"),
         Variant("opset17", "fp16", every=False),
         Variant("opset24", "fp16", every=False),
+        NVIDIA_FORM,
     ),
-    "tensorrt-ep": (Variant("opset17", "fp32"), Variant("opset17", "fp16", every=False)),
+    "tensorrt-ep": (
+        Variant("opset17", "fp32"),
+        Variant("opset17", "fp16", every=False),
+        NVIDIA_FORM,
+    ),
 }
 # Providers that support recurrent states.
 STATEFUL_PROVIDERS = ("cpu",)
@@ -65,17 +83,20 @@ CHECKED = {
 # exported.
 TIMED = {"cpu": (Variant("contrib", "int4"),), "cuda": (Variant("opset24", "fp32"),)}
 
-# Tolerances: largest allowed ‖Δ‖/‖logits‖ of a row. A wrong key, value or mask causes 0.1 or more.
+# Tolerances: largest allowed ‖Δ‖/‖logits‖ of a row. A wrong key, value or mask causes 0.1 or more;
 # another order of summation causes 10⁻⁶ (CPU) or 7·10⁻⁷ (H100); TF32 on an H100 causes 10⁻³
 FP32 = 1e-4
 TF32 = 5e-3  # by default, TensorRT multiplies fp32 numbers as TF32, with a mantissa of 10 bits
 FP16 = 2e-2  # half precision causes 10⁻³ over all rows (H100); one row may be twice the limit 10⁻²
+QUANTISED = 0.1  # the CPU rounds activations to 8 bits, which causes 4·10⁻²
 
 
 def tolerance(provider: str, precision: str) -> float:
     """Return the tolerance: the largest relative difference of a row that rounding can cause."""
     if precision == "fp16":
         return FP16
+    if precision in BITS:
+        return QUANTISED
     return TF32 if provider in BUILDING else FP32
 
 

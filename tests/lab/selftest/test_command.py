@@ -16,7 +16,7 @@ from pilotfish.engines.backends import PROVIDERS
 from pilotfish.lab.selftest.checks import CHECKS
 from pilotfish.lab.selftest.models import BOTH_ENDS, KINDS, LINEAR, STATEFUL, TARGET, WITHOUT_STAGES
 from pilotfish.lab.selftest.protocols import LOSSLESS
-from pilotfish.lab.selftest.providers import FP32, VARIANTS
+from pilotfish.lab.selftest.providers import FP32, QUANTISED, VARIANTS
 from tests.support.commands import command
 from tests.support.runnable import runnable
 
@@ -61,6 +61,8 @@ def test_the_cpu_passes_and_what_is_not_there_is_named(
     assert {each["model"] for each in payload["findings"]} == {*kinds}
     for model in kinds:
         for variant in VARIANTS["cpu"]:
+            if not variant.every and model != TARGET:
+                continue
             of = {"provider": "cpu", "model": model, "dialect": variant.dialect}
             info = statuses(payload, **of)
             if model in LINEAR and variant.dialect == "opset17":
@@ -73,16 +75,25 @@ def test_the_cpu_passes_and_what_is_not_there_is_named(
             if model in STATEFUL:
                 assert info.pop("tree") == "not there", of
             assert set(info.values()) == {"passed"}, of
-            first = variant.dialect == "opset24"
-            assert ("stages" in info) == (first and model not in WITHOUT_STAGES), of
-            assert (info.keys() >= LOSSLESS.keys()) == (first and model in BOTH_ENDS), of
+            main = variant.dialect == ("opset24" if "opset24" in runnable() else "opset17")
+            assert ("stages" in info) == (main and model not in WITHOUT_STAGES), of
+            assert (info.keys() >= LOSSLESS.keys()) == (main and model in BOTH_ENDS), of
     ours = [each for each in payload["findings"] if each["provider"] == "cpu"]
-    apart = [each["difference"] for each in ours if "difference" in each]
-    assert 0 < max(apart) < FP32 / 10  # other kernels, other roundings: and tolerance to spare
-    assert bool(payload["times"]) == ("opset24" in runnable())  # the first variant is timed
-    for times in payload["times"][:1]:
-        assert times["model"] == TARGET
-        assert all(0 < times["least_ms"][size] <= ms for size, ms in times["median_ms"].items())
+    apart = {
+        precision: [
+            each["difference"]
+            for each in ours
+            if each["precision"] == precision and "difference" in each
+        ]
+        for precision in ("fp32", "int4")
+    }
+    # other kernels, other roundings: and tolerance to spare
+    assert 0 < max(apart["fp32"]) < FP32 / 10
+    assert bool(apart["int4"]) == ("tensorrt" in runnable())
+    assert all(each < QUANTISED / 2 for each in apart["int4"])
+    times = payload["times"][0]
+    assert times["model"] == TARGET
+    assert all(0 < times["least_ms"][size] <= ms for size, ms in times["median_ms"].items())
     assert any("default model" in each for each in payload["left_out"])
     assert payload["machine"]["packages"]["onnxruntime"]
     assert "cpu: llama" in done.stderr  # what takes long is told
@@ -101,13 +112,13 @@ def test_over_the_doubles_decoders_pass_and_an_edge_that_errs_is_found(
     assert done.returncode == 1, done.stderr
     payload = json.loads((tmp_path / "figures.json").read_text())
     counter = Counter((each["check"], each["status"]) for each in payload["findings"])
-    # 10.16 knows both dialects, but the double runs its engines with this onnxruntime
-    both = "opset24" in runnable()
+    # 10.16 knows all three dialects, but the double runs its engines with this onnxruntime
+    new = len({"opset24", "tensorrt"} & {*runnable()})
     for check in ("opening", *CHECKS):
-        assert counter.pop((check, "passed")) == len(kinds) - len(stateful) + 1 + both
-    assert counter.pop(("opening", "failed"), 0) == (not both)
+        assert counter.pop((check, "passed")) == len(kinds) - len(stateful) + 1 + new
+    assert counter.pop(("opening", "failed"), 0) == 2 - new
     assert counter.pop(("opening", "left out")) == len(stateful)
-    assert counter.pop(("stages", "left out")) == 1
+    assert counter.pop(("stages", "passed")) == 1
     ends = len({*BOTH_ENDS} & {*kinds} - stateful)
     assert counter == dict.fromkeys([(name, "differs") for name in LOSSLESS], ends)
     machine = payload["providers"]["tensorrt"]["machine"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW, Pass
 from pilotfish.engines.stage import Stage
 from pilotfish.engines.tensorrt.profiles import NARROW
+from pilotfish.export.blocks import Quantized
 from pilotfish.lab.selftest.check_artifacts import CheckArtifacts
 from pilotfish.lab.selftest.checks import CHECKS
 from pilotfish.lab.selftest.models import KINDS, TARGET
+from pilotfish.lab.selftest.providers import NVIDIA_FORM, QUANTISED
 from pilotfish.lab.selftest.worker import STAGES, Assignment, ProviderJob, attempt
 from tests.support import cudart_double, tensorrt_double
 from tests.support.cudart_double import Gpu
@@ -69,8 +72,9 @@ def findings(provider: str, *jobs: ProviderJob) -> dict[str, dict[str, Any]]:
 def over_tensorrt(
     shelf: CheckArtifacts, patch: Patch, model: str = TARGET, **double: Any
 ) -> dict[str, dict[str, Any]]:
+    """Check a model over the double, without its stages."""
     tensorrt_double.install(patch, "10.3.0", **double)
-    return findings("tensorrt", job(shelf, "tensorrt", model))
+    return findings("tensorrt", msgspec.structs.replace(job(shelf, "tensorrt", model), cut=None))
 
 
 def over_cuda(shelf: CheckArtifacts) -> dict[str, dict[str, Any]]:
@@ -187,10 +191,9 @@ def test_every_check_differs_under_some_fault() -> None:
 
 
 def test_without_a_fault_all_pass(shelf: CheckArtifacts, patch: Patch) -> None:
-    result = over_tensorrt(shelf, patch)
+    tensorrt_double.install(patch, "10.3.0")
+    result = findings("tensorrt", job(shelf, "tensorrt"))
     assert result.keys() == {"opening", *COMPARED}
-    assert differing(result) == set()
-    assert result.pop(STAGES)["status"] == "left out"
     assert {each["status"] for each in result.values()} == {"passed"}
 
 
@@ -205,7 +208,7 @@ def test_the_providers_of_onnxruntime_pass_in_all_their_forms(
         for each in shelf.jobs(provider, quick=True)
         if each.model in {TARGET, *MIXTURES}
     ]
-    assert {each.precision for each in wanted} == {"fp32", "fp16"}
+    assert {each.precision for each in wanted} == {"fp32", "fp16", "int4"}
     with providers(**{provider: kind}):
         for each in wanted:
             result = findings(provider, each)
@@ -217,8 +220,22 @@ def test_the_providers_of_onnxruntime_pass_in_all_their_forms(
             assert differing(result) == set()
 
 
+def test_weights_that_are_wrong_in_nvidias_form_differ_in_every_check(
+    tmp_path: Path, patch: Patch
+) -> None:
+    needs("tensorrt")
+    patch.setattr(
+        Quantized,
+        "with_positive_scales",
+        lambda weight: replace(weight, scales=np.abs(weight.scales)),
+    )
+    wrong = CheckArtifacts(tmp_path / "shelf", lambda *_: None)
+    result = findings("cpu", wrong._tiny_job("cpu", TARGET, NVIDIA_FORM, main=False))
+    assert differing(result) == {*CHECKS}
+    assert {result[check]["tolerance"] for check in CHECKS} == {QUANTISED}
+
+
 def test_a_stage_that_keeps_no_path_is_found_by_stages(shelf: CheckArtifacts, patch: Patch) -> None:
-    needs("opset24")  # only the first variant is split into stages
     assert differing(over_cuda(shelf)) == set()
     patch.setattr(Stage, "keep_path", lambda *_: None)
     assert differing(over_cuda(shelf)) == {STAGES}
