@@ -25,6 +25,7 @@ from pilotfish.engines.manifest import Dialect as DialectName
 from pilotfish.export.blocks import LARGEST, Quantized
 from pilotfish.export.dialects.attention_inputs import AttentionInputs
 from pilotfish.export.dialects.quantized_weights import (
+    Weight,
     code_rows,
     look_up,
     product,
@@ -110,8 +111,9 @@ class Dialect(AttentionInputs):
         [N]. If some modules have a bias, the others get zeros. The weights are quantised only if
         `rounded` is true.
         """
-        stored = [self.blocks(f"{name}.weight") for name in names]
-        weights = [
+        bits = self.bits if rounded else None
+        stored = [self._matrix_blocks(f"{name}.weight", bits) for name in names]
+        weights: list[Weight] = [
             self.read(f"{name}.weight") if blocks is None else blocks
             for name, blocks in zip(names, stored, strict=True)
         ]
@@ -125,12 +127,30 @@ class Dialect(AttentionInputs):
             ]
             bias = self.weight(f"{label}.bias", np.concatenate(parts))
         if any(blocks is not None for blocks in stored):
+            if bits is not None:
+                weights = [
+                    each
+                    if isinstance(each, Quantized)
+                    else quantize(f"{name}.weight", each, bits, widest=LARGEST)
+                    for name, each in zip(names, weights, strict=True)
+                ]
             total = projection(self, x, names, weights)
             return self.graph.op("Add", total, bias) if bias else total
         floats = [weight for weight in weights if not isinstance(weight, Quantized)]
         weight = floats[0] if len(floats) == 1 else np.concatenate(floats)
         del weights, floats
-        return self._product(x, f"{label}.weight", weight, bias, self.bits if rounded else None)
+        return self._product(x, f"{label}.weight", weight, bias, bits)
+
+    def _matrix_blocks(self, name: str, bits: int | None) -> Quantized | None:
+        """Read a matrix's stored blocks if they are kept.
+
+        The precision "stored" keeps all blocks. `bits` = 4 keeps blocks of 4 bits, because a second
+        rounding would cost much accuracy.
+        """
+        if bits != 4:
+            return self.blocks(name)
+        blocks = self._source.quantized(name)
+        return blocks if blocks is not None and blocks.bits == bits else None
 
     def blocks(self, name: str) -> Quantized | None:
         """Read a weight's stored blocks.
