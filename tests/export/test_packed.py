@@ -147,11 +147,11 @@ def test_int4_keeps_the_codes_of_a_checkpoint_in_4_bits(
 ) -> None:
     needs(dialect)
     path, _ = checkpoint(tmp_path / "m", way, group)
-    made, kept = (
+    made, exact_blocks = (
         export_model(str(path), tmp_path / name, precision=name, dialect=dialect, check=False)
         for name in ("int4", "stored")
     )
-    wanted = {name: array for name, array in initializers(kept).items() if "_proj" in name}
+    wanted = {name: array for name, array in initializers(exact_blocks).items() if "_proj" in name}
     result = initializers(made)
     assert {name for name in result if "_proj" in name} == wanted.keys()
     for name, array in wanted.items():
