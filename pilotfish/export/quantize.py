@@ -123,11 +123,16 @@ def _grid(blocks: NDArray[np.float32], bits: int, *, shifted: bool) -> _Grid:
     methods = [(_round_symmetric, half)]
     if bits == 4 and shifted:
         methods.append((_round_shifted, 2 * half - 1))
+    best, most_exact = _Grid(_round_symmetric, half), len(sample) // 2
     for method, most in methods:
         exact = {n: method(sample, half, n).equal(sample, half) for n in range(most, 0, -1)}
-        if np.any(list(exact.values()), axis=0).sum() > len(sample) / 2:
-            return _Grid(method, most, sorted(exact, key=lambda n: -int(exact[n].sum())))
-    return _Grid(_round_symmetric, half)
+        count = int(np.any(list(exact.values()), axis=0).sum())
+        # Both forms are counted: the symmetric form also fits blocks with another zero point if
+        # their codes happen to be near it. If both fit as many blocks, it wins; it has no offsets.
+        if count > most_exact:
+            best = _Grid(method, most, sorted(exact, key=lambda n: -int(exact[n].sum())))
+            most_exact = count
+    return best
 
 
 def _round_symmetric(blocks: NDArray[np.float32], half: int, count: int) -> _Blocks:

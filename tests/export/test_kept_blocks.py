@@ -114,6 +114,42 @@ def test_a_stored_export_computes_what_the_file_does(
     np.testing.assert_allclose(result, wanted, atol=1e-4 * float(np.abs(wanted).max()))
 
 
+@pytest.mark.parametrize("dialect", ["opset24", "contrib", "tensorrt"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_int4_of_mixed_blocks_loses_no_more_than_8_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, dialect: str
+) -> None:
+    needs(dialect)
+    path = calm_gguf(tmp_path / "m.gguf", WIDE, Kind.Q4_K, K_M, tie_word_embeddings=tied)
+    plain = export_model(str(path), tmp_path / "fp32")
+    made, wide = (
+        export_model(str(path), tmp_path / name, precision=name, dialect=dialect, check=False)
+        for name in ("int4", "int8")
+    )
+    wanted = logits(Decoder(plain, provider="cpu"))
+    loss, most = (
+        float((logits(exact(each, monkeypatch)) - wanted).std()) / float(wanted.std())
+        for each in (made, wide)
+    )
+    assert loss < 1.2 * most < 0.03
+    sizes = [(each.path / "model.onnx.data").stat().st_size for each in (made, wide)]
+    assert sizes[0] < sizes[1]
+
+
+@pytest.mark.parametrize("kind", [Kind.Q6_K, Kind.Q8_0, Kind.Q5_K])
+def test_int4_of_wider_codes_alone_has_4_bits(tmp_path: Path, kind: Kind) -> None:
+    path = calm_gguf(tmp_path / "m.gguf", WIDE, kind)
+    made = export_model(str(path), tmp_path / "a", precision="int4", dialect="contrib", check=False)
+    bits = [
+        attribute.i
+        for node in onnx.load(made.graph_path, load_external_data=False).graph.node
+        for attribute in node.attribute
+        if attribute.name == "bits"
+    ]
+    assert bits[:-1] == [4] * (len(bits) - 1)
+    assert bits[-1] == 8
+
+
 def test_a_tied_head_and_its_embedding_share_their_blocks(tmp_path: Path) -> None:
     path = calm_gguf(tmp_path / "m.gguf", SIZES, Kind.Q8_0, tie_word_embeddings=True)
     made = export_model(str(path), tmp_path / "kept", precision="stored", dialect="contrib")

@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import numpy_helper
 
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
@@ -127,6 +130,37 @@ def test_int4_finds_the_groups_of_a_symmetric_checkpoint_again(tmp_path: Path) -
     for name, matrix in matrices.items():
         result = quantize(name, source.tensor(name), 4).floats()
         np.testing.assert_allclose(result, matrix.floats(), atol=1e-6 * np.abs(result).max())
+
+
+@pytest.mark.parametrize("dialect", ["opset24", "contrib", "tensorrt"])
+@pytest.mark.parametrize(
+    ("way", "group"),
+    [
+        *((way, group) for way in ("gptq, asymmetric", "awq") for group in (32, 64, 128)),
+        ("gptq", 128),
+        ("gptq, act-order", 32),
+        ("compressed-tensors", 64),
+    ],
+)
+def test_int4_keeps_the_codes_of_a_checkpoint_in_4_bits(
+    tmp_path: Path, way: str, group: int, dialect: str
+) -> None:
+    needs(dialect)
+    path, _ = checkpoint(tmp_path / "m", way, group)
+    made, exact_blocks = (
+        export_model(str(path), tmp_path / name, precision=name, dialect=dialect, check=False)
+        for name in ("int4", "stored")
+    )
+    wanted = {name: array for name, array in initializers(exact_blocks).items() if "_proj" in name}
+    result = initializers(made)
+    assert {name for name in result if "_proj" in name} == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(result[name], array)
+
+
+def initializers(artifact: Artifact) -> dict[str, Any]:
+    graph = onnx.load(artifact.graph_path).graph
+    return {item.name: numpy_helper.to_array(item) for item in graph.initializer}
 
 
 def test_fused_matrices_are_kept_in_their_parts(tmp_path: Path) -> None:

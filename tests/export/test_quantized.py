@@ -52,6 +52,17 @@ def searched(kind: Kind) -> Floats:
     return result
 
 
+def asymmetric(group: int) -> Floats:
+    """As AWQ and GPTQ round with zero points; few groups have the codes 0 and 15."""
+    random = np.random.default_rng(2)
+    low = random.integers(0, 8, (64, WIDTH // group, 1))
+    codes = random.integers(low, low + 8, (64, WIDTH // group, group))
+    zeros = random.integers(3, 12, low.shape)
+    scales = random.uniform(0.01, 0.02, low.shape).astype(np.float16)
+    result: Floats = (codes - zeros).astype(np.float32) * scales
+    return result.reshape(64, WIDTH)
+
+
 def error(weight: Floats, bits: int) -> float:
     """Of the largest weight."""
     result = quantize("w", weight, bits)
@@ -73,6 +84,9 @@ def error(weight: Floats, bits: int) -> float:
         pytest.param(searched(Kind.Q4_0), 4, 0.0, id="Q4_0 without its lowest code"),
         pytest.param(rounded(Kind.Q4_1), 4, 1e-6, id="Q4_1 in 4 bits"),
         pytest.param(searched(Kind.Q4_K), 4, 1e-6, id="Q4_K in 4 bits"),
+        pytest.param(asymmetric(32), 4, 1e-6, id="zero points for 32 columns"),
+        pytest.param(asymmetric(64), 4, 1e-6, id="zero points for 64 columns"),
+        pytest.param(asymmetric(128), 4, 1e-6, id="zero points for 128 columns"),
         pytest.param(np.full((64, WIDTH), 0.3, np.float32), 4, 0.0, id="all alike"),
         pytest.param(np.zeros((64, WIDTH), np.float32), 4, 0.0, id="zeros"),
     ],

@@ -16,12 +16,14 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
+from pilotfish.export.dialects.compact_scales import write_scales
 from pilotfish.export.dialects.dialect import MICROSOFT, WeightReader
 from pilotfish.export.dialects.fused_experts import INT8_ACTIVATIONS, FusedExperts
-from pilotfish.export.dialects.quantized_weights import write_rows
+from pilotfish.export.dialects.quantized_weights import write_codes
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.graph import GraphWriter, pack_nibbles
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
@@ -218,6 +220,10 @@ class Contrib(FusedExperts):
         """Return the positions of the tokens, [1, T]."""
         return self.graph.op("Unsqueeze", self.positions, self.graph.constant([0], "int64"))
 
+    def block_scales(self, name: str, scales: NDArray[np.float32]) -> str:
+        """Write scales f32 [N, K / block] unless they are written already, in a small form."""
+        return write_scales(self.graph, name, scales)
+
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
         """Multiply x [T, K] by the transposed weight [N, K]."""
         rows, width = weight.codes.shape
@@ -229,7 +235,8 @@ class Contrib(FusedExperts):
         return self.graph.op(
             "MatMulNBits",
             x,
-            *write_rows(self.graph, name, weight),
+            write_codes(self.graph, name, weight),
+            self.block_scales(f"{name}.scales", weight.scales),
             *zeros,
             domain=MICROSOFT,
             K=width,

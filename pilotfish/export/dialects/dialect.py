@@ -25,6 +25,7 @@ from pilotfish.engines.manifest import Dialect as DialectName
 from pilotfish.export.blocks import LARGEST, Quantized
 from pilotfish.export.dialects.attention_inputs import AttentionInputs
 from pilotfish.export.dialects.quantized_weights import (
+    Weight,
     code_rows,
     look_up,
     product,
@@ -72,6 +73,7 @@ class Dialect(AttentionInputs):
         super().__init__(graph, config, source.tensor, floats)
         self._source, self.keeps_blocks = source, precision == STORED
         self.bits = BITS.get(precision)
+        self._mixes_four = False  # whether a matrix was read that has blocks of 4 bits
         self.head_bits = BITS.get(HEADS.get(precision, precision))
         self.logit_rows = graph.input("logit_rows", "int64", ["N"])
 
@@ -110,11 +112,8 @@ class Dialect(AttentionInputs):
         [N]. If some modules have a bias, the others get zeros. The weights are quantised only if
         `rounded` is true.
         """
-        stored = [self.blocks(f"{name}.weight") for name in names]
-        weights = [
-            self.read(f"{name}.weight") if blocks is None else blocks
-            for name, blocks in zip(names, stored, strict=True)
-        ]
+        bits = self.bits if rounded else None
+        weights = [self._matrix(f"{name}.weight", bits) for name in names]
         sizes = [rows_of(weight) for weight in weights]
         label = "+".join(names)
         bias = None
@@ -124,20 +123,49 @@ class Dialect(AttentionInputs):
                 for name, size in zip(names, sizes, strict=True)
             ]
             bias = self.weight(f"{label}.bias", np.concatenate(parts))
-        if any(blocks is not None for blocks in stored):
+        floats = [weight for weight in weights if not isinstance(weight, Quantized)]
+        if len(floats) < len(weights):
+            if bits is not None:
+                weights = [
+                    weight if isinstance(weight, Quantized) else self._round(name, weight, bits)
+                    for name, weight in zip(names, weights, strict=True)
+                ]
             total = projection(self, x, names, weights)
             return self.graph.op("Add", total, bias) if bias else total
-        floats = [weight for weight in weights if not isinstance(weight, Quantized)]
         weight = floats[0] if len(floats) == 1 else np.concatenate(floats)
         del weights, floats
-        return self._product(x, f"{label}.weight", weight, bias, self.bits if rounded else None)
+        return self._product(x, f"{label}.weight", weight, bias, bits)
+
+    def _matrix(self, name: str, bits: int | None) -> Weight:
+        """Read a matrix; as blocks if the precision keeps these, or makes others of them.
+
+        Where a checkpoint mixes blocks of 4 bits with wider codes, as Q4_K_M does, the latter are
+        of the matrices that lose most in 4 bits. The precision int4 gives them 8 bits.
+        """
+        if bits != 4:
+            blocks = self.blocks(name) if self.keeps_blocks else None
+            return self.read(name) if blocks is None else blocks
+        blocks = self._source.quantized(name)
+        if blocks is None:
+            return self.read(name)
+        if blocks.bits == bits:
+            self._mixes_four = True
+            return blocks
+        return self._round(name, blocks.floats(), 8) if self._mixes_four else blocks.floats()
+
+    def _round(self, name: str, weight: NDArray[np.float32], bits: int) -> Quantized:
+        return quantize(name, weight, bits, widest=LARGEST)
 
     def blocks(self, name: str) -> Quantized | None:
-        """Read a weight's stored blocks.
+        """Read a weight's stored blocks if they are kept, else None.
 
-        None if the weight has no blocks, or if the precision is not "stored".
+        The precision "stored" keeps all, and int4 those of 4 bits: a second rounding of these would
+        cost a drafter much acceptance.
         """
-        return self._source.quantized(name) if self.keeps_blocks else None
+        if not self.keeps_blocks and self.bits != 4:
+            return None
+        blocks = self._source.quantized(name)
+        return blocks if blocks is not None and self.bits in (None, blocks.bits) else None
 
     def code_rows(self, name: str, weight: Quantized, tokens: str) -> str:
         """Look up rows of a weight's codes minus `zero_point`, [T, K / block, block]."""
@@ -145,7 +173,9 @@ class Dialect(AttentionInputs):
 
     def embed(self, name: str) -> str:
         """Look up the embeddings of the packed tokens, [T, width]."""
-        blocks = self.blocks(name)
+        # In int4 a tied head has other blocks, of 8 bits.
+        shared = self.config.tied and not self.keeps_blocks
+        blocks = None if shared else self.blocks(name)
         if blocks is not None and blocks.order is None:
             return look_up(self, name, blocks, self.tokens)
         if self.bits is None:
@@ -299,7 +329,7 @@ class Dialect(AttentionInputs):
         """
         rows = self.graph.op("Gather", hidden, self.logit_rows, axis=0)
         bias = self.weight(HEAD_BIAS) if "lm_head" in self.config.form.biases else None
-        blocks = self.blocks(head)
+        blocks = self.blocks(head) if self.keeps_blocks else None
         if blocks is not None:
             logits = product(self, rows, head, blocks)
             logits = self.graph.op("Add", logits, bias) if bias else logits
@@ -320,7 +350,7 @@ class Dialect(AttentionInputs):
         bits: int | None,
     ) -> str:
         if bits is not None:
-            result = product(self, x, name, quantize(name, weight, bits, widest=LARGEST))
+            result = product(self, x, name, self._round(name, weight, bits))
             return self.graph.op("Add", result, bias) if bias else result
         operands = [x, self.weight(name, weight), *([bias] if bias else [])]
         return self.graph.op("Gemm", *operands, transB=1)

@@ -44,6 +44,10 @@ class Operators(ABC):
         """Return the same weight in blocks that the dialect's `quantized_linear` can express."""
         return weight
 
+    def block_scales(self, name: str, scales: NDArray[np.float32]) -> str:
+        """Write scales f32 [N, K / block] unless they are written already."""
+        return name if self.graph.has(name) else self.graph.weight(name, scales)
+
     def signed_rows(
         self, name: str, shape: tuple[int, int], parts: Iterable[NDArray[np.int8]], tokens: str
     ) -> str:

@@ -86,7 +86,7 @@ def look_up(net: Operators, name: str, weight: Quantized, tokens: str) -> str:
     op, weight = net.graph.op, net.kernel_blocks(weight).without_zeros()
     last = net.graph.constant([-1], "int64")
     rows = net.code_rows(name, weight, tokens)
-    scales = op("Gather", _scales(net.graph, name, weight), tokens)
+    scales = op("Gather", net.block_scales(f"{name}.scales", weight.scales), tokens)
     rows = op("Mul", rows, op("Unsqueeze", scales, last))
     if weight.offsets is not None:
         offsets = op("Gather", _offsets(net.graph, name, weight), tokens)
@@ -95,12 +95,12 @@ def look_up(net: Operators, name: str, weight: Quantized, tokens: str) -> str:
 
 
 def code_rows(net: Operators, name: str, weight: Quantized, tokens: str) -> str:
-    """Look up rows of codes minus `zero_point`, from the codes that `write_rows` writes.
+    """Look up rows of codes minus `zero_point`, from the codes that `write_codes` writes.
 
     Return floats [T, K / block, block].
     """
     graph, op = net.graph, net.graph.op
-    rows = op("Gather", write_rows(graph, name, weight)[0], tokens)  # [T, blocks, bytes]
+    rows = op("Gather", write_codes(graph, name, weight), tokens)  # [T, blocks, bytes]
     if weight.bits == 4:
         wide, base = net.cast(rows, "int32"), graph.constant(16, "int32")
         pair = (op(kind, wide, base) for kind in ("Mod", "Div"))
@@ -111,8 +111,8 @@ def code_rows(net: Operators, name: str, weight: Quantized, tokens: str) -> str:
     return op("Sub", net.cast(rows, net.float), middle)
 
 
-def write_rows(graph: GraphWriter, name: str, weight: Quantized) -> tuple[str, str]:
-    """Write codes u8 [N, blocks, bytes per block] and scales f32 [N, blocks] if needed.
+def write_codes(graph: GraphWriter, name: str, weight: Quantized) -> str:
+    """Write codes u8 [N, blocks, bytes per block] if they are not written yet.
 
     The last block is filled up if the block does not divide K.
     """
@@ -124,14 +124,7 @@ def write_rows(graph: GraphWriter, name: str, weight: Quantized) -> tuple[str, s
         if weight.bits == 4:
             codes = pack_nibbles(codes).reshape(*codes.shape[:2], weight.block // 2)
         graph.weight(f"{name}.codes", codes)
-    return f"{name}.codes", _scales(graph, name, weight)
-
-
-def _scales(graph: GraphWriter, name: str, weight: Quantized) -> str:
-    """Write scales f32 [N, K / block] if they are not written yet."""
-    if not graph.has(f"{name}.scales"):
-        graph.weight(f"{name}.scales", weight.scales)
-    return f"{name}.scales"
+    return f"{name}.codes"
 
 
 def _offsets(graph: GraphWriter, name: str, weight: Quantized) -> str:
