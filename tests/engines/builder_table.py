@@ -3,8 +3,8 @@
     python -m tests.engines.builder_table [ARCHITECTURE…]
 
 Each tiny model is exported, parsed and built, whole and in two stages, or the table has the
-sentence that refuses it. This needs the extra `nvidia-builder` and no GPU, and takes six minutes of
-one core.
+sentence that refuses it. This needs the extra `nvidia-builder` and no GPU, and takes four minutes
+of one core.
 """
 
 import logging
