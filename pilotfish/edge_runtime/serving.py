@@ -139,7 +139,12 @@ class ServingLoop(ABC):
 
     def _poll(self, timeout_s: float) -> None:
         """Wait up to ``timeout_s`` for events, and call their handlers."""
-        for source, _ in self._poller.poll(math.ceil(1e3 * timeout_s)):
+        connections = self._listener.connections
+        # while this thread waits, no message is left in the queue
+        connections.waiting = timeout_s > 0 and not self._listener.has_message
+        events = self._poller.poll(math.ceil(1e3 * timeout_s))
+        connections.waiting = False
+        for source, _ in events:
             handler = self._handlers.get(source)
             if handler is not None:
                 handler()

@@ -8,7 +8,7 @@ a number of messages of other connections: ZeroMQ serves all connections in turn
 delivered all messages of the ended connection by then.
 
 The number of bytes that arrive between the last check of a connection and its end is unknown. It is
-estimated by the growth of the process in that time.
+estimated by the growth of the process in that time, without what open connections hold of it.
 """
 
 from collections import Counter
@@ -88,19 +88,22 @@ class Backlog:
         if ended is not None:
             ended.counter.add(size, frames)
             return ended.drop_messages
+        return None
+
+    def note_unidentified(self, size: int, frames: int) -> None:
+        """Count a delivered message of a connection that ended before its first message."""
         self._unidentified_messages += 1
         if self._unidentified:
             self._unidentified[0].counter.add(size, frames)
             if self._unidentified[0].checked and not self._unidentified[0].left_bytes:
                 self._unidentified.pop(0)
-        return None
 
     def check(self, received: int, connected: int, grown: int, *, drained: bool) -> None:
         """Recount the bytes that ended connections have left.
 
         received: messages delivered so far, from all peers. connected: number of open connections.
-        grown: bytes by which the process grew since the last check. drained: the queue was empty at
-        some time since the last check.
+        grown: bytes by which the process grew since the last check, without the bytes that open
+        connections hold. drained: the queue was empty at some time since the last check.
         """
         turns = _EMPTY_ROUNDS * (connected + len(self)) + _EMPTY_MESSAGES
 

@@ -102,6 +102,7 @@ class Connections:
         self._local: int | str | None = None  # the bound port (TCP) or path (ipc)
         self._lock = threading.RLock()  # guards these tables and the monitor
         self.drained = False  # the queue was empty at some time since the last check
+        self.waiting = False  # the serving thread found an empty queue and waits for a message
         self.encrypted = overhead is None
         self._overhead = overhead
         self._allowed: Collection[bytes] = ()  # allowed keys at the last check
@@ -152,8 +153,9 @@ class Connections:
                 if dropped is not None:
                     return not dropped
                 connection = self._identify(client, owner, frame)
-            if connection is None:
-                return True
+                if connection is None:
+                    self.backlog.note_unidentified(size, frames)
+                    return True
         connection.counter.add(size, frames)
         return not connection.drop_messages
 
@@ -259,11 +261,9 @@ class Connections:
         Return whether ended connections still have queued messages.
         """
         with self._lock:
-            drained, self.drained = self.drained, False
+            drained, self.drained = self.drained or self.waiting, False
             self.read_events()
             connected = len(self._open)
-            self.backlog.check(self._message_count, connected, sample.grown_bytes, drained=drained)
-            self._reject_new_peers(self.backlog.is_full())
             if self._overhead is not None:
                 self._overhead.measure()
             counted = []
@@ -273,6 +273,13 @@ class Connections:
                 if counters is not None:
                     connection.counter.update(counters, sample, drained=drained)
                     counted.append(connection)
+            # new bytes that open connections hold are no ended connection's
+            explained = sum(
+                min(each.counter.new_bytes, each.counter.held_bytes) for each in counted
+            )
+            grown = max(0, sample.grown_bytes - explained)
+            self.backlog.check(self._message_count, connected, grown, drained=drained)
+            self._reject_new_peers(self.backlog.is_full())
             if self._overhead is not None:
                 connection_ended = self._connection_ended or len(counted) < len(self._open)
                 self._connection_ended = False

@@ -10,7 +10,7 @@ from pathlib import Path
 import zmq
 
 from pilotfish.wire.keys import DeviceKeys
-from tests.edge_runtime.strangers.test_inside import zmtp
+from tests.support.bare_peer import greet
 from tests.support.hostile import RawClient, RawSession
 
 
@@ -41,7 +41,7 @@ def until_cut(endpoint: str) -> None:
     """Flood as fast as bytes go, and connect again at once."""
     block = encoded(hint()) * 20_000
     while True:
-        with suppress(OSError), zmtp(endpoint) as flood:
+        with suppress(OSError), greet(endpoint) as flood:
             while True:
                 flood.sendall(block)
 
@@ -51,7 +51,7 @@ def hanging_up(endpoint: str) -> None:
     message = encoded(hint())
     block = message * ((1 << 20) // len(message))
     while True:
-        with suppress(OSError), zmtp(endpoint) as flood:
+        with suppress(OSError), greet(endpoint) as flood:
             flood.sendall(block)
             flood.shutdown(socket.SHUT_WR)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -24,6 +22,7 @@ from pilotfish.wire.link.tcp import Volume
 from pilotfish.wire.memory_watch import MemorySample, ReceiveCounter
 from pilotfish.wire.peer_connection import UNFINISHED
 from pilotfish.wire.transport import Envelope, Listener
+from tests.support.bare_peer import part, shake_hands
 from tests.support.hostile import RawClient
 from tests.support.listening import listening
 
@@ -32,9 +31,7 @@ MESSAGE = 1_000_000
 # ZeroMQ hears nothing of a peer within a frame, which must not take longer than its patience.
 FRAMES = [bytes(MESSAGE // 8)] * 8
 BPS = 4e6  # so that the message takes two seconds
-GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" * 32
-READY = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
-PART = b"\x03" + struct.pack(">Q", 20_000) + bytes(20_000)
+PART = part(20_000)
 TINY, SMALL = b"\x01\x00" * 30_000, b"\x01\x22" + b"x" * 34  # 2 and 36 bytes a frame
 
 
@@ -81,21 +78,6 @@ def served(listener: Listener) -> Envelope | None:
 def served_size(listener: Listener) -> int:
     envelope = served(listener)
     return 0 if envelope is None else envelope.size
-
-
-def shake_hands(endpoint: str, host: str = "127.0.0.1") -> socket.socket:
-    at = urlsplit(endpoint)
-    connection = socket.create_connection((at.hostname, at.port), source_address=(host, 0))
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.sendall(GREETING + b"\x04" + bytes([len(READY)]) + READY)
-    connection.settimeout(10.0)
-    reply = b""
-    while not reply.endswith(b"Identity\0\0\0\0"):  # a frame before its READY is an error
-        new = connection.recv(4096)
-        if not new:
-            raise ConnectionError("hung up on within the handshake")
-        reply += new
-    return connection
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
@@ -202,7 +184,6 @@ def test_what_one_left_unread_is_not_the_next_ones_who_has_its_descriptor() -> N
 
 def test_of_too_much_under_way_in_all_no_more_is_cut_than_must_be() -> None:
     """Six known peers, each with a message that it may send, and room for four of these."""
-    part = b"\x03" + struct.pack(">Q", 120_000) + bytes(120_000)
     with listening(message_bytes=MESSAGE) as listener, ExitStack() as stack:
         peers = [stack.enter_context(shake_hands(listener.endpoint)) for _ in range(6)]
         for peer in peers:
@@ -214,7 +195,7 @@ def test_of_too_much_under_way_in_all_no_more_is_cut_than_must_be() -> None:
         )  # none holds any
         for peer in peers:
             with suppress(OSError):
-                peer.sendall(8 * part)
+                peer.sendall(8 * part(120_000))
         end_s = time.monotonic() + 30.0
         while listener.connections.cuts.total() < 2:
             assert time.monotonic() < end_s
