@@ -83,7 +83,7 @@ def test_sampled_answers_are_those_of_the_protocol_alone(
     drafter = RealDrafter(Artifact.open(folders.draft), Pair(*vocabularies))
     options: dict[str, Any] = {"protocol": protocol, "temperature": 1.0, "window": 5}
     if "tree" in protocol:
-        options = {"protocol": protocol, "temperature": 1.0, "expansion": (1, 1, 1)}
+        options = {"protocol": protocol, "temperature": 1.0, "expansion": (2, 2, 1)}
     expect_the_same(device, models, PROMPT, END, drafter=drafter, seeds=6, **options)
 
 
