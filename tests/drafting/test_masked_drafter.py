@@ -247,3 +247,36 @@ def test_the_first_drafts_may_have_a_pass_each(artifact: Artifact, single: int) 
     assert draft.ids.tolist() == expected
     places = [*[0] * single, *range(rest)]
     assert drafter.places == dict(enumerate(places))
+
+
+def test_whatever_was_drafted_the_slot_holds_the_text_alone(artifact: Artifact) -> None:
+    """Two lanes take turns; after each step the next logits are those of a drafter that is new."""
+    rng = np.random.default_rng(0)
+    first = ModelDrafter.open(artifact, provider="cpu", threads=1, context=None, lanes=2)
+    lanes, other = (first, first.fork()), fresh(artifact)
+    texts = [COMMITTED, COMMITTED[::-1].copy()]
+    for _ in range(120):
+        at = int(rng.integers(2))
+        drafter, text = lanes[at], texts[at]
+        kind = rng.integers(4)
+        length = int(rng.integers(1, 14))
+        if kind == 0:
+            sampled = PROTOCOL_REGISTRY["dsd"]
+            options = {"single": int(rng.integers(4)), "auto": bool(rng.integers(2))}
+            ids = drafter.draft(text, (1,) * length, sampled, WARM, ends=(), **options).ids
+        elif kind == 1:
+            tree = PROTOCOL_REGISTRY["tree"]
+            draft = drafter.draft(text, (2, 1, 2)[: 1 + length % 3], tree, WARM, ends=())
+            ids = np.array([draft.ids[node - 1] for node in draft.path(len(draft.ids))])
+        elif kind == 2:
+            judged = PROTOCOL_REGISTRY["wisv-full"]
+            ids = drafter.draft(text, (1,) * length, judged, COLD, ends=()).ids
+        else:
+            drafter.predict_next(text, COMMITTED[:2], length)
+            ids = COMMITTED[:2]
+        kept = ids[: int(rng.integers(0, len(ids) + 1))]
+        text = np.concatenate([text, kept, rng.integers(0, VOCAB, 1)]).astype(np.uint32)
+        texts[at] = text if len(text) < CONTEXT - 4 else text[: int(rng.integers(1, 20))]
+        logits = drafter.logits(texts[at]).copy()
+        other.reset()
+        np.testing.assert_allclose(logits, other.logits(texts[at]), atol=1e-4)
