@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _WIDTHS = (1, 2, 4)  # sizes (tokens) of the timed passes
-# Drafts of a pass of a model with a mask token: PARD's models were trained with 8.
-_MASKED_DRAFTS = 8
+# Drafts of a pass of a model with a mask token: the number for which PARD's models were trained, if
+# the artifact states none; and the upper limit, about as many as a target's pass takes.
+_USUAL_DRAFTS, _MOST_DRAFTS = 8, 16
 
 Result = TypeVar("Result")
 
@@ -46,8 +47,10 @@ class SharedModel:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        mask = engine.model.artifact.manifest.mask_token
-        self.drafts_per_pass = 1 if mask is None else min(_MASKED_DRAFTS, engine.model.context)
+        manifest = engine.model.artifact.manifest
+        mask, trained = manifest.mask_token, manifest.drafts_per_pass or _USUAL_DRAFTS
+        most = min(trained, _MOST_DRAFTS, engine.model.context)
+        self.drafts_per_pass = 1 if mask is None else most
         self._masks = np.full(self.drafts_per_pass - 1, mask or 0, np.uint32)
         # a pass of several drafts also reads those of the pass before
         widths = {*_WIDTHS, self.drafts_per_pass, 2 * self.drafts_per_pass - 1}

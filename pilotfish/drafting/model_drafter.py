@@ -8,9 +8,11 @@ With a `Recollection`, a long match in the text replaces the model's pass in a c
 reads these tokens later, many in one pass. In a tree, q is the even mixture of the model's and the
 text's distributions, so that branches come from either.
 
-A model with a mask token predicts several tokens of a chain in one pass (`SharedModel.masked`).
-Each of their distributions depends only on the text before the pass, and is its draft's q like any
-other. In a tree, and for protocols that need hidden states, it drafts token by token.
+A model with a mask token predicts several tokens in one pass (`SharedModel.masked`). Each of their
+distributions depends only on the text before the pass, and is its draft's q like any other. In a
+tree, a level's distribution is the q of all its nodes, whatever their paths. For a protocol that
+needs hidden states, one more pass reads the whole window, since a mask has no state of its token.
+`local` verifies nothing, so it generates token by token.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ class ModelDrafter(Drafter):
         # The last pass over the open window, a chain: the number of tokens that it read, and its
         # predictions of the tokens after them, f32 [n, V].
         self._predicted_from, self._predicted = 0, np.empty((0, 0), np.float32)
-        self._levels = 0  # number of levels of the open window
+        # number of levels of the open window, and whether none of them branches
+        self._levels, self._is_chain = 0, True
         # what `catch_up` has found read: committed tokens, drafts, and their draft ids
         self._caught_up: tuple[Ids, Ids, NDArray[Any]] | None = None
 
@@ -227,7 +230,8 @@ class ModelDrafter(Drafter):
         self._window_ids = np.empty(length + nodes, context.dtype)
         self._window_ids[:length] = context
         self._known_states = self._predicted_from = 0
-        self._predicted, self._levels = self._predicted[:0], len(expansion)
+        self._predicted = self._predicted[:0]
+        self._levels, self._is_chain = len(expansion), {*expansion} <= {1}
         self._mixes_text = not protocol.requires
         if self._text is not None:
             self._text.update(committed)
@@ -238,7 +242,10 @@ class ModelDrafter(Drafter):
         if unread:
             level = None if self._text is None else self._look_up_text(tree.ids.tolist())
             return Level(self._predict_chain(tree)) if level is None else level
-        logits = self._read_level(tree)
+        if self.drafts_per_pass == 1:
+            logits = self._read_level(tree)
+        else:
+            logits = self._predict_chain(tree) if self._is_chain else self._predict_level(tree)
         if self._text is None or not self._mixes_text:
             return Level(logits)
         paths = [tree.tokens(tree.path(node)) for node in tree.level]
@@ -254,6 +261,20 @@ class ModelDrafter(Drafter):
             self._predicted = self._predict(self._sequence(tree), most)
         self.places[len(tree)] = place
         return self._predicted[place : place + 1]
+
+    def _predict_level(self, tree: Tree) -> Floats:
+        """Return the logits [nodes, V] after a tree's deepest level, from one pass over masks.
+
+        The nodes of a level have the same prediction, since it knows none of the window's tokens. A
+        tree that is deeper than a pass is read level by level from there on.
+        """
+        depth = len(tree.path(int(tree.level[0])))
+        if not depth:
+            self._predicted = self._predict(self._sequence(tree), self._levels)
+        if depth >= len(self._predicted):
+            return self._read_level(tree)
+        logits: Floats = np.repeat(self._predicted[depth : depth + 1], len(tree.level), axis=0)
+        return logits
 
     def _sequence(self, tree: Tree) -> NDArray[Any]:
         """Return the ids of the context and of the window `tree`, valid until the next window."""
@@ -285,15 +306,17 @@ class ModelDrafter(Drafter):
         return states
 
     def decode_last(self) -> None:
-        """Read the last token of the last window (a chain); drafting drew this token unread.
+        """Read the tokens of the last window (a chain) that drafting drew unread.
 
-        Protocols that judge by hidden states always read this token, even if its state is not
-        needed. So the passes of the next window always have the same shape: other shapes round
-        differently.
+        That is the last token, or all tokens if they were drafted over masks. Protocols that judge
+        by hidden states always read them, even if their states are not needed. So the passes of the
+        next window always have the same shape: other shapes round differently.
         """
-        last = len(self._window) - 1
-        if last >= 0 and self._known_states == last:
-            self._read_level(self._window)
+        first, end = self._known_states, len(self._window)
+        if first < end:
+            self._known_states = end
+            ids = self._sequence(self._window)
+            self._run(ids, end - first, states=self._states[first:end])
 
     def _read_level(self, tree: Tree) -> Floats:
         """Read the deepest level of the tree and return its logits [nodes, V]."""

@@ -118,7 +118,8 @@ class PrecisionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 # fields that `Manifest.encode` omits if they are None
 _OPTIONAL = (
-    "window", "states", "caches", "cost", "head_tokens", "mask_token", "special_tokens",
+    "window", "states", "caches", "cost", "head_tokens", "mask_token", "drafts_per_pass",
+    "special_tokens",
 )  # fmt: skip
 
 
@@ -144,7 +145,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     these. `head_tokens` is the number of logits of a cut head; None for a whole head. A model with
     a cut head still reads all tokens. `mask_token` is the token that stands for an unknown token in
     a model trained to draft several tokens in one pass; None for other models. It may be a padding
-    row of the embedding, beyond `vocab_size`.
+    row of the embedding, beyond `vocab_size`. `drafts_per_pass` is the number of drafts that it was
+    trained to make in a pass; None if the checkpoint does not state it.
     """
 
     format: int = FORMAT
@@ -176,6 +178,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hidden_states: bool = True
     head_tokens: Size | None = None
     mask_token: TokenId | None = None
+    drafts_per_pass: Positive | None = None
 
     @property
     def readable_tokens(self) -> int:
@@ -322,8 +325,8 @@ def _check_consistency(directory: Path, manifest: Manifest) -> None:
         problem = "caches contradicts the dimensions"
     elif manifest.head_tokens is not None and not _head_fits(manifest.head_tokens, manifest):
         problem = "head_tokens contradicts the model"
-    elif manifest.mask_token is not None and manifest.mask_token >= manifest.padded_vocab_size:
-        problem = "mask_token has no embedding"
+    elif mask_problem := _mask_problem(manifest):
+        problem = mask_problem
     elif missing := _required_files(manifest) - manifest.files.keys():
         problem = f"files does not name {', '.join(sorted(missing))}"
     elif manifest.stage is not None and not _stage_fits(manifest.stage, manifest.dimensions.layers):
@@ -332,6 +335,14 @@ def _check_consistency(directory: Path, manifest: Manifest) -> None:
         )
     if problem:
         raise _invalid_error(directory, problem)
+
+
+def _mask_problem(manifest: Manifest) -> str | None:
+    """Return what contradicts itself in the fields of the mask token; None if nothing does."""
+    if manifest.mask_token is None:
+        return None if manifest.drafts_per_pass is None else "drafts_per_pass needs a mask_token"
+    fits = manifest.mask_token < manifest.padded_vocab_size
+    return None if fits else "mask_token has no embedding"
 
 
 def _invalid_error(directory: Path, problem: str) -> ArtifactError:

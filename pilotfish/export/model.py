@@ -254,6 +254,7 @@ def _manifest(
         caches=_caches(config),
         head_tokens=config.head_tokens,
         mask_token=config.mask_token,
+        drafts_per_pass=config.drafts_per_pass,
     )
 
 

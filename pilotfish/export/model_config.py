@@ -151,6 +151,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         whole.
         mask_token: id of the token that stands for an unknown token in a model trained to draft
         several tokens in one pass (`export.sources.mask_keys`); None for other models.
+        drafts_per_pass: number of tokens that such a model was trained to draft in one pass; None
+        if unknown.
         query_growth: (β, n): q is multiplied by 1 + β · ln(1 + ⌊position / n⌋) (Ministral 3).
     """
 
@@ -185,6 +187,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     query_growth: tuple[float, int] | None = None
     head_tokens: int | None = None
     mask_token: int | None = None
+    drafts_per_pass: int | None = None
 
     def layer(self, index: int) -> Layer:
         """Return the properties of a layer."""

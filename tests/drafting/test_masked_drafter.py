@@ -149,21 +149,79 @@ def test_each_row_is_shaped_by_the_drafts_before_it(artifact: Artifact) -> None:
     assert len(draft.ids) >= 3
 
 
-@pytest.mark.parametrize("expansion", [(2, 2), (1, 3, 2)])
-def test_trees_are_read_level_by_level(artifact: Artifact, expansion: tuple[int, ...]) -> None:
+def tree_of(drafter: ModelDrafter, expansion: tuple[int, ...]) -> tuple[Any, list[np.ndarray]]:
+    """A drafted tree, and the logits [nodes, V] after the nodes of each level."""
+    levels: list[np.ndarray] = []
+    predict = drafter._level
+
+    def recorded(tree: Any, *, unread: bool) -> Any:
+        level = predict(tree, unread=unread)
+        levels.append(level.logits.copy())
+        return level
+
+    drafter._level = recorded
+    draft = drafter.draft(COMMITTED, expansion, PROTOCOL_REGISTRY["tree"], WARM, ends=())
+    return draft, levels
+
+
+@pytest.mark.parametrize("expansion", [(2, 2), (1, 3, 2), (3, 1, 1, 1)])
+def test_all_levels_of_a_tree_are_one_pass(artifact: Artifact, expansion: tuple[int, ...]) -> None:
+    """The nodes of a level have the prediction of this level's mask."""
     drafter = fresh(artifact)
     counter = counter_of(drafter)
-    drafter.draft(COMMITTED, expansion, PROTOCOL_REGISTRY["tree"], WARM, ends=())
-    assert len(counter.counts) == len(expansion)
-    assert counter.counts[0] == len(COMMITTED)
+    _, levels = tree_of(drafter, expansion)
+    assert counter.counts == [len(COMMITTED) + len(expansion) - 1]
+    wanted = rows_after(artifact, COMMITTED, len(expansion))
+    assert len(levels) == len(wanted)
+    for logits, row in zip(levels, wanted, strict=True):
+        np.testing.assert_allclose(logits, np.tile(row, (len(logits), 1)), atol=1e-4)
 
 
-def test_protocols_of_hidden_states_draft_token_by_token(artifact: Artifact) -> None:
+def test_a_tree_deeper_than_a_pass_is_read_from_there_on(artifact: Artifact) -> None:
+    drafter = fresh(artifact)
+    drafter.drafts_per_pass = 2
+    counter = counter_of(drafter)
+    draft, levels = tree_of(drafter, (2, 2, 2, 1))
+    paths = [draft.path(node) for node in range(1, 1 + len(draft.ids))]
+    depths = [len(path) for path in paths]
+    assert counter.counts == [
+        len(COMMITTED) + 1, depths.count(1) + depths.count(2), depths.count(3),
+    ]  # fmt: skip
+    for depth in (2, 3):
+        inner = [path for path in paths if len(path) == depth]
+        assert len(inner) == len(levels[depth]) > 1
+        for logits, path in zip(levels[depth], inner, strict=True):
+            text = np.concatenate([COMMITTED, [draft.ids[node - 1] for node in path]])
+            wanted = rows_after(artifact, text, 1)[0]
+            np.testing.assert_allclose(logits, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 3, 10])
+def test_hidden_states_are_read_in_one_more_pass(artifact: Artifact, length: int) -> None:
+    """They are those of the drafts, each after the drafts before it, and not of masks."""
     drafter = fresh(artifact)
     counter = counter_of(drafter)
     exchange = PROTOCOL_REGISTRY["wisv-full"]
-    drafter.draft(COMMITTED, (1, 1, 1), exchange, COLD, ends=())
-    assert counter.counts == [len(COMMITTED), 1, 1, 1]
+    draft = drafter.draft(COMMITTED, (1,) * length, exchange, COLD, ends=())
+    over_masks = [len(COMMITTED) + min(length, 8) - 1, *[8 + length - 9] * (length > 8)]
+    assert counter.counts[:-1] == over_masks
+    text = np.concatenate([COMMITTED, draft.ids]).astype(np.int64)
+    output = Decoder(artifact.path, threads=1).forward([Pass(0, text, length)])[0]
+    np.testing.assert_allclose(drafter.hidden_states(np.arange(length)), output.hidden, atol=1e-4)
+    assert len(counter.counts) == len(over_masks) + 1
+    logits = drafter.logits(np.append(COMMITTED, 7).astype(np.uint32)).copy()
+    np.testing.assert_allclose(
+        logits, fresh(artifact).logits(np.append(COMMITTED, 7).astype(np.uint32)), atol=1e-4
+    )
+
+
+def test_local_generates_a_token_per_pass(artifact: Artifact) -> None:
+    """Nothing verifies these tokens."""
+    drafter = fresh(artifact)
+    counter = counter_of(drafter)
+    for length in (6, 7):
+        drafter.logits(np.resize(COMMITTED, length))
+    assert counter.counts == [6, 1]
 
 
 def test_an_ordinary_drafter_predicts_one_token(tmp_path: Any) -> None:
@@ -189,3 +247,36 @@ def test_the_first_drafts_may_have_a_pass_each(artifact: Artifact, single: int) 
     assert draft.ids.tolist() == expected
     places = [*[0] * single, *range(rest)]
     assert drafter.places == dict(enumerate(places))
+
+
+def test_whatever_was_drafted_the_slot_holds_the_text_alone(artifact: Artifact) -> None:
+    """Two lanes take turns; after each step the next logits are those of a drafter that is new."""
+    rng = np.random.default_rng(0)
+    first = ModelDrafter.open(artifact, provider="cpu", threads=1, context=None, lanes=2)
+    lanes, other = (first, first.fork()), fresh(artifact)
+    texts = [COMMITTED, COMMITTED[::-1].copy()]
+    for _ in range(120):
+        at = int(rng.integers(2))
+        drafter, text = lanes[at], texts[at]
+        kind = rng.integers(4)
+        length = int(rng.integers(1, 14))
+        if kind == 0:
+            sampled = PROTOCOL_REGISTRY["dsd"]
+            options = {"single": int(rng.integers(4)), "auto": bool(rng.integers(2))}
+            ids = drafter.draft(text, (1,) * length, sampled, WARM, ends=(), **options).ids
+        elif kind == 1:
+            tree = PROTOCOL_REGISTRY["tree"]
+            draft = drafter.draft(text, (2, 1, 2)[: 1 + length % 3], tree, WARM, ends=())
+            ids = np.array([draft.ids[node - 1] for node in draft.path(len(draft.ids))])
+        elif kind == 2:
+            judged = PROTOCOL_REGISTRY["wisv-full"]
+            ids = drafter.draft(text, (1,) * length, judged, COLD, ends=()).ids
+        else:
+            drafter.predict_next(text, COMMITTED[:2], length)
+            ids = COMMITTED[:2]
+        kept = ids[: int(rng.integers(0, len(ids) + 1))]
+        text = np.concatenate([text, kept, rng.integers(0, VOCAB, 1)]).astype(np.uint32)
+        texts[at] = text if len(text) < CONTEXT - 4 else text[: int(rng.integers(1, 20))]
+        logits = drafter.logits(texts[at]).copy()
+        other.reset()
+        np.testing.assert_allclose(logits, other.logits(texts[at]), atol=1e-4)

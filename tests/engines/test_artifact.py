@@ -86,6 +86,7 @@ def test_what_is_not_an_artifact_says_how_to_make_one(tmp_path: Path) -> None:
         ({"bos_id": 16}, "bos_id"),
         ({"bos_id": 10}, "bos_id"),  # the first that is outside
         ({"mask_token": 16}, "mask_token"),
+        ({"drafts_per_pass": 8}, "drafts_per_pass needs a mask_token"),
         ({"files": {**MANIFEST.files, "../x": "0" * 64}}, "plain names"),
         ({"files": {"model.onnx": "0" * 64}}, r"tokenizer\.json"),
         ({"precision": "fp8"}, "precision"),

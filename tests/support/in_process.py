@@ -57,6 +57,7 @@ class RealDrafter:
             exchange,
             law,
             self._pair.target.eos_ids,
+            logits_processor=shaper_of(setting, law),
             auto=setting.enough > 0,
         )
 

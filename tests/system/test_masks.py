@@ -74,16 +74,18 @@ def test_the_text_is_the_targets_own(device: Device, protocol: str, temperature:
     assert accepted
 
 
+@pytest.mark.parametrize("shaped", [{}, {"top_k": 10, "frequency_penalty": 0.5}])
 @pytest.mark.parametrize("protocol", sampling_only(LOSSLESS))
 def test_sampled_answers_are_those_of_the_protocol_alone(
-    device: Device, folders: Folders, protocol: str
+    device: Device, folders: Folders, protocol: str, shaped: dict[str, Any]
 ) -> None:
     vocabularies = [Vocabulary.from_artifact(Artifact.open(each)) for each in folders]
     models = Reader(folders.target), Reader(folders.draft)
     drafter = RealDrafter(Artifact.open(folders.draft), Pair(*vocabularies))
     options: dict[str, Any] = {"protocol": protocol, "temperature": 1.0, "window": 5}
     if "tree" in protocol:
-        options = {"protocol": protocol, "temperature": 1.0, "expansion": (1, 1, 1)}
+        options = {"protocol": protocol, "temperature": 1.0, "expansion": (2, 2, 1)}
+    options |= shaped
     expect_the_same(device, models, PROMPT, END, drafter=drafter, seeds=6, **options)
 
 

@@ -154,6 +154,8 @@ def test_windows_from_one_pass_over_masks_are_exact(name, tmp_path):
     expansion = (1, 1) if isinstance(EXACT[name], Dssd) else (1, 1, 1)
     for sampling in (ONE, Sampling(temperature=0.7, top_k=3)):
         assert_exact(Setting(name, expansion, ONE, sampling, vocab=4), 1, window)
+    if EXACT[name].allows_trees:  # all nodes of a level have the same q
+        assert_exact(Setting(name, (2, 2), ONE, ONE, vocab=4), 1, window)
 
 
 def assert_exact(setting, bits, drafter=None, start=PROMPT, p=None):

@@ -6,6 +6,10 @@ In:  the rounds of each answer, and the pass times that both ends measured at th
 `acceptance` estimates α, `hints` the gain from the edge's hints, and `pass_pace` the pass times.
 Under protocols that stream, the drafter's passes are timed *while the target runs*: two ends on one
 machine share its memory and slow each other down.
+
+A drafter with a mask token makes fewer drafts per pass where the target leaves time for better ones
+(`speculation.pass_drafts`). So its time for a draft says little about the machine, and is kept for
+each protocol by itself.
 """
 
 from collections import defaultdict
@@ -102,6 +106,8 @@ class Evidence:
         self._acceptance, self.edge_hints = Acceptance(prior), EdgeHints()
         self.forecast_errors = ForecastErrors()
         self._drafting, self._verifying = PassPace(), PassPace()
+        # of a drafter with a mask token, by protocol: ratio of measured to estimated drafting time
+        self._masked_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
         self._overhead_s: dict[str, RecentValues] = defaultdict(RecentValues)  # encode + settle
         self._queue_s, self._interval_s = RecentValues(), RecentValues()
         # by protocol: ratio of measured to estimated bytes, and of measured to estimated round
@@ -130,6 +136,9 @@ class Evidence:
         for name, overhead_s in self._overhead_s.items():
             if not in_rounds or name != plan.protocol:
                 overhead_s.fade()
+        for name, ratios in self._masked_ratios.items():
+            if name != plan.protocol:
+                ratios.fade()
         if not in_rounds:
             self._queue_s.fade()
         if not plan.streams:
@@ -142,7 +151,7 @@ class Evidence:
         drafting = [
             round_.timings.draft / (round_.nodes * drafted_s) for round_ in rounds if round_.nodes
         ]
-        self._drafting.add(name, drafting)
+        self._add_drafting(plan, name, drafting)
         self._verifying.add(
             name,
             [
@@ -164,7 +173,7 @@ class Evidence:
                 drafting.append(round_.timings.draft / self._drafting_s(plan, levels))
             # assume the largest tree of the expansion, as in `computing_s`
             verifying.append(round_.pass_s / self._verifying_s(levels))
-        self._drafting.add(name, drafting)
+        self._add_drafting(plan, name, drafting)
         if plan.exchange is None:
             self._verifying.fade()
             return
@@ -177,6 +186,20 @@ class Evidence:
             self._down_ratios[name].append(round_.downlink_bytes / expected.down)
             if (extra_trips := self._expected_extra_trips(plan, round_.window)) > 0.0:
                 self._extra_trip_ratios[name].append((round_.exchanges - 1) / extra_trips)
+
+    def _add_drafting(self, plan: Plan, name: str, ratios: Sequence[float]) -> None:
+        """Add the ratios of measured to estimated drafting time of an answer's rounds."""
+        if self._drafts_per_pass > 1 and plan.exchange is not None:
+            self._masked_ratios[plan.protocol].extend(each for each in ratios if each > 0.0)
+            self._drafting.fade()
+        else:
+            self._drafting.add(name, ratios)
+
+    def _drafting_factor(self, protocol: str) -> float:
+        """Return the factor that corrects an estimated drafting time."""
+        if self._drafts_per_pass > 1:
+            return self._masked_ratios[protocol].median(1.0)
+        return self._drafting.factor(protocol)
 
     # Estimates
 
@@ -195,7 +218,7 @@ class Evidence:
     def computing_s(self, plan: Plan) -> float:
         """Estimate a round's seconds without the link: draft, encode, queue, verify, settle."""
         name, expansion = plan.protocol, plan.expansion
-        draft_s = self._drafting_s(plan, expansion) * self._drafting.factor(name)
+        draft_s = self._drafting_s(plan, expansion) * self._drafting_factor(name)
         overhead_s = self._overhead_s[name].median(0.0) + self._queue_s.median(0.0)
         return draft_s + self.verifying_s(plan) + overhead_s
 
@@ -243,7 +266,7 @@ class Evidence:
 
     def hint_s(self, protocol: str) -> float:
         """Estimate the device's seconds per drafted token while the target runs."""
-        return self._draft_s * self._drafting.factor(protocol)
+        return self._draft_s * self._drafting_factor(protocol)
 
     @property
     def _draft_s(self) -> float:
@@ -285,18 +308,19 @@ class Evidence:
         """Return the seconds of the drafter's passes over a window.
 
         Each pass reads the nodes of one level and predicts the next level. Some protocols also read
-        the last level before the window is sent. Other chains take fewer passes if the drafter has
-        a mask token: a pass then reads the drafts of the last one, and masks.
+        the last level before the window is sent. Windows take fewer passes if the drafter has a
+        mask token: a pass then reads the drafts of the last one, and masks; protocols that judge by
+        hidden states read the whole window in one more pass.
         """
         most = self._drafts_per_pass
-        if most > 1 and {*expansion} == {1} and plan.exchange and not plan.exchange.requires:
+        last = plan.exchange is not None and plan.exchange.reads_last_token and len(expansion) > 0
+        if most > 1 and plan.exchange and ({*expansion} == {1} or 0 < len(expansion) <= most):
             total, unread = 0.0, 1
             for done in range(0, len(expansion), most):
                 drafts = min(most, len(expansion) - done)
                 total += pass_s(self._drafter_pass_times, unread + drafts - 1)
                 unread = drafts
-            return total
-        last = plan.exchange is not None and plan.exchange.reads_last_token and len(expansion) > 0
+            return total + last * pass_s(self._drafter_pass_times, len(expansion))
         nodes, total = 1, 0.0
         for count in (*expansion, *[1] * last):
             total += pass_s(self._drafter_pass_times, nodes)

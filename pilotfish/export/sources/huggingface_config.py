@@ -21,7 +21,7 @@ from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
 from pilotfish.export.sources.expert_keys import read_experts
 from pilotfish.export.sources.fields import Fields, format_value
 from pilotfish.export.sources.layer_pattern import count_layers, read_pattern
-from pilotfish.export.sources.mask_keys import read_mask_token
+from pilotfish.export.sources.mask_keys import read_drafts_per_pass, read_mask_token
 from pilotfish.export.sources.packing import Packing, read_packing
 from pilotfish.export.sources.recurrence_keys import (
     read_factors,
@@ -146,6 +146,7 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
     if keys.has("word_embed_proj_dim"):
         embedding = keys.count("word_embed_proj_dim", null=hidden)
     root = float(hidden) ** 0.5
+    mask_token = read_mask_token(keys.fields, keys.count("vocab_size"))
     return ModelConfig(
         name=name,
         model_type=model_type,
@@ -181,7 +182,8 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         token_inputs=_token_inputs(keys),
         streams=_streams(keys),
         query_growth=_query_growth(keys),
-        mask_token=read_mask_token(keys.fields, keys.count("vocab_size")),
+        mask_token=mask_token,
+        drafts_per_pass=None if mask_token is None else read_drafts_per_pass(keys.fields),
     )
 
 

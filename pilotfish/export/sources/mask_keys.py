@@ -4,6 +4,10 @@ The model reads the text, then copies of the mask token. Its prediction at the t
 the next token, as in any model; at the mask token number i it is the token i places later. PARD
 names the mask token `pard_token`, P-EAGLE `ptd_token_id`, DFlash `dflash_config.mask_token_id`.
 
+The number of drafts that a pass was trained for is `para_num` in PARD's training settings, and the
+size of DFlash's blocks: their first token and the masks after it. PARD's published config.json
+files do not state it; PARD-2's models are trained for 16, twice as many as PARD's.
+
 PARD's models are ordinary models. P-EAGLE's and most of DFlash's also read the target's hidden
 states, which do not leave the target here; they are refused. A PARD-2 model works with or without
 these states: it is exported without them.
@@ -19,6 +23,9 @@ log = logging.getLogger("pilotfish.export")
 
 _PLAIN_KEYS = ("pard_token", "ptd_token_id")
 _DFLASH = "dflash_config"
+_SHIFT_KEY = "sample_from_anchor"  # whether a mask predicts the next place; DFlash: by default not
+_COUNT_KEYS = ("para_num", "block_size")
+_PARD2_DRAFTS = 16
 # Keys with a value other than null, 0, false or [] in models that read the target's hidden states.
 _STATE_KEYS = (
     "draft_vocab_size", "target_hidden_size", "target_layer_ids", "num_target_layers",
@@ -70,6 +77,32 @@ def read_mask_token(fields: Fields, vocab_size: int) -> int | None:
     return next(iter(stated.values()))
 
 
+def read_drafts_per_pass(fields: Fields) -> int | None:
+    """Return the number of drafts of a pass that a model with a mask token was trained for.
+
+    None if the configuration does not state it.
+
+    Raises:
+        ExportError: if it is no count, or if two keys contradict each other.
+    """
+    for key in _COUNT_KEYS:
+        fields.mark_read(key)
+    tables = [fields]
+    if fields.values.get(_DFLASH) is not None:
+        tables.append(fields.table(_DFLASH))
+    stated = {
+        f"{table.prefix}{key}": table.count(key)
+        for table in tables
+        for key in _COUNT_KEYS
+        if table.values.get(key) is not None
+    }
+    if len(set(stated.values())) > 1:
+        raise fields.error(f"{' and '.join(stated)} name different numbers of drafts")
+    if stated:
+        return next(iter(stated.values()))
+    return _PARD2_DRAFTS if fields.values.get("pard2") else None
+
+
 def _refuse_states(fields: Fields, dflash: Fields | None) -> None:
     """Raise `ExportError` for a drafter that reads more than the text and mask tokens."""
     tables = [fields] if dflash is None else [fields, dflash]
@@ -87,4 +120,13 @@ def _refuse_states(fields: Fields, dflash: Fields | None) -> None:
             f"the mask tokens of this drafter see each other in both directions ({dflash.prefix}"
             "causal is not true), which is not supported: choose a drafter with causal attention, "
             "such as PARD's"
+        )
+    for table in tables:
+        table.mark_read(_SHIFT_KEY)
+    shifted = [table.get(_SHIFT_KEY, bool) for table in tables if _SHIFT_KEY in table.values]
+    if not all(shifted or [dflash is None]):
+        raise fields.error(
+            f"a mask token of this drafter predicts the token at its own place ({_SHIFT_KEY} is "
+            "not true), and not the next one, which is not supported: choose a drafter such as "
+            "PARD's"
         )
