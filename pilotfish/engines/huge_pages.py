@@ -20,19 +20,10 @@ log = logging.getLogger("pilotfish.engines")
 
 SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 MAPS = Path("/proc/self/maps")
-STATM = Path("/proc/self/statm")
 # Advice of Linux's madvise(2). The first moves a range at once (Linux 6.1 on); with the second, the
 # kernel does so in the background, within minutes.
 COLLAPSE, HUGE_PAGE = 25, 14
 HEAP = "[heap]"
-
-
-def resident_bytes() -> int:
-    """Return the size of this process's resident memory; 0 if the system does not report it."""
-    try:
-        return int(STATM.read_text().split()[1]) * mmap.PAGESIZE
-    except OSError:
-        return 0
 
 
 def use_huge_pages() -> int:

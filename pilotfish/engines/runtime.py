@@ -17,10 +17,11 @@ from typing import Any
 
 from pilotfish.base.cpus import usable_cpus
 from pilotfish.base.extras import install_command
+from pilotfish.base.memory import resident_bytes
 from pilotfish.base.reading import reading_file, utf8_path
 from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.forks import keep_in_forks
-from pilotfish.engines.huge_pages import resident_bytes, use_huge_pages
+from pilotfish.engines.huge_pages import use_huge_pages
 
 WHEELS = ("onnxruntime", "onnxruntime-gpu")
 

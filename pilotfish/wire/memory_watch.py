@@ -13,11 +13,11 @@ import logging
 import os
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 from weakref import WeakSet
 
+from pilotfish.base.memory import resident_bytes
 from pilotfish.wire.link.tcp import Volume
 
 _log = logging.getLogger("pilotfish.wire")
@@ -26,7 +26,6 @@ _log = logging.getLogger("pilotfish.wire")
 # between two checks of the peers while it is stable.
 _POLL_S, _GROWING_POLL_S, _CHECK_S = 0.02, 0.005, 0.25
 _GROWTH_BYTES: Final = 4 << 20  # growth of the process after which peers are checked at once
-_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _MIN_TRIM_BYTES: Final = 16 << 20  # minimum growth of the process that is worth a trim
 # pause (s) between trims: minimum, maximum; it doubles while trims free little
 _TRIM_S = (0.1, 60.0)
@@ -177,10 +176,10 @@ class MemoryWatch:
             self._watched.discard(watched)
 
     def _run(self) -> None:
-        baseline, next_s, urgent = _resident_bytes(), 0.0, False
+        baseline, next_s, urgent = resident_bytes(), 0.0, False
         while True:
             time.sleep(_GROWING_POLL_S if urgent else _POLL_S)
-            now_s, resident = time.monotonic(), _resident_bytes()
+            now_s, resident = time.monotonic(), resident_bytes()
             baseline = min(baseline, resident)
             urgent = resident - baseline > _GROWTH_BYTES
             with self._lock:
@@ -223,22 +222,10 @@ class MemoryTrimmer:
             self._due_s = min(self._due_s, now_s + self._pause_s)
         if now_s >= self._due_s:
             self._trim(0)
-            self._after = _resident_bytes()
+            self._after = resident_bytes()
             useful = resident - self._after > _GROWTH_BYTES
             self._pause_s = _TRIM_S[0] if useful else min(2.0 * self._pause_s, _TRIM_S[1])
             self._due_s = now_s + self._pause_s
-
-
-def _resident_bytes() -> int:
-    """Return the process's resident bytes; 0: unknown."""
-    with suppress(OSError, IndexError, ValueError):
-        # four times as fast as `Path.read_text`
-        descriptor = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return int(os.read(descriptor, 64).split()[1]) * _PAGE_BYTES
-        finally:
-            os.close(descriptor)
-    return 0
 
 
 MEMORY_WATCH: Final = MemoryWatch()

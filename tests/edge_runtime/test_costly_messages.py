@@ -21,7 +21,7 @@ from pilotfish.wire.codecs.sparse import encode_sparse
 from pilotfish.wire.keys import DeviceKeys
 from tests.conftest import Pair
 from tests.support.daemons import Daemon, Systemd, running
-from tests.support.hostile import PROMPT, RawClient, RawSession
+from tests.support.hostile import PROMPT, RawClient, RawSession, starved_s
 from tests.support.socketless import SocketlessEdge
 from tests.support.tiny import tiny_artifact
 
@@ -83,11 +83,13 @@ def test_another_device_is_served(
                 client.send(*window)
         waits = []
         while len(waits) < 40:
-            wanted = time.monotonic()
+            wanted, starved = time.monotonic(), starved_s(daemon.process.pid)
             session.go_on(honest, 1, [1, 2])
             honest.say(m.Ping(nonce=1))
             assert isinstance(honest.receive(), m.Pong)
-            waits.append(time.monotonic() - wanted)
+            # other programs of a busy machine are no messages of another device
+            starved = starved_s(daemon.process.pid) - starved
+            waits.append(time.monotonic() - wanted - starved)
             for client in costly:
                 client.send(*window)
         assert max(waits) < WORST_S

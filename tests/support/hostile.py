@@ -75,6 +75,12 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def starved_s(pid: int | str = "self") -> float:
+    """Return the seconds for which a process's threads could run, but had no processor."""
+    stats = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(stat.read_text(encoding="ascii").split()[1]) for stat in stats) * 1e-9
+
+
 def peak_mib(pid: int) -> float:
     """Return a process's peak memory since the last call."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")

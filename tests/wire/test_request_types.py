@@ -59,10 +59,10 @@ def test_every_fault_of_a_keyword_is_typed_and_names_it(name: str) -> None:
         ({"stop": ["a", 1]}, "Expected `str`, got `int` - at `stop[1]`."),
         ({"stop": None}, "Expected `array`, got `null` - at `stop`."),
         ({"logit_bias": {"1": 1}}, "Expected `int`, got `str` - at `key` in `logit_bias`."),
-        ({"grammar": Grammar("regex", 5)}, "Expected `str`, got `int` - at `grammar[1]`."),  # type: ignore[arg-type]
+        ({"grammar": Grammar("regex", 5)}, "Expected `str`, got `int` - at `grammar[1]`."),  # type: ignore[arg-type]  # refused, which is tested
         ({"options": {"tau": 0.5}}, "options must be a struct of a protocol's options, not {"),
         ({"auto": {"lossy": True}}, "auto must be an Auto, not {'lossy': True}."),
-        ({"auto": AutoOptions(lossy="no")}, "Expected `bool`, got `str` - at `lossy`."),  # type: ignore[arg-type]
+        ({"auto": AutoOptions(lossy="no")}, "Expected `bool`, got `str` - at `lossy`."),  # type: ignore[arg-type]  # refused, which is tested
         ({"nothere": None}, "There is no option 'nothere'."),
         ({"stop": ["a"] * 17}, "Expected `array` of length <= 16 - at `stop`."),
         ({"stop": "a" * 1025}, "Expected `str` of length <= 1024 - at `stop[0]`."),
@@ -137,7 +137,7 @@ def test_a_device_answers_after_faulty_options(device: Device) -> None:
         {"tools": [], "tool_choice": "x"},
         {"thinking": "x"},
         {"parallel_tool_calls": 1},
-        {"options": RelaxationOptions(tau=object())},  # type: ignore[arg-type]
+        {"options": RelaxationOptions(tau=object())},  # type: ignore[arg-type]  # refused, which is tested
         {"schema": "\ud800"},
         {"seed": np.array([1, 2])},
     ]
@@ -146,9 +146,9 @@ def test_a_device_answers_after_faulty_options(device: Device) -> None:
             device.generate("ab", max_tokens=2, **options)
     for prompt in (None, 1, object()):
         with pytest.raises(UnsupportedError, match="prompt"):
-            device.generate(prompt)  # type: ignore[arg-type]
+            device.generate(prompt)  # type: ignore[arg-type]  # refused, which is tested
     with pytest.raises(UnsupportedError, match="temperature"):
-        device.answer("ab", Request(temperature="x"))  # type: ignore[arg-type]
+        device.answer("ab", Request(temperature="x"))  # type: ignore[arg-type]  # refused, which is tested
     answer = device.generate("ab", max_tokens=np.int64(2), temperature=np.float32(0.5), seed=1)
     assert len(answer.tokens) == 2
 

@@ -45,7 +45,7 @@ def test_a_worker_that_does_not_suit_takes_no_part(cast: Cast, tmp_path: Path, w
     with WorkerThread(cast.a) as honest, WorkerThread(cast.b) as liar:
         listed = [("a", honest.endpoint), ("b", liar.endpoint)]
         liar.lies(greeting(**changes))
-        settings = {"late": "drop", "late_s": 0.2, "give_up_s": 0.6, "kept": KEPT}
+        settings = {"late": "drop", "late_s": 2.0, "give_up_s": 2.0, "kept": KEPT}
         with opened(write_list(tmp_path / "w.toml", listed, **settings), cast.a) as held:
             assert held.target.problem.startswith("b: ")
             assert advice in held.target.problem

@@ -19,7 +19,7 @@ from pilotfish.edge_runtime.targets.pipeline import PipelineTarget
 from pilotfish.emulation.emulator import Emulator
 from tests.conftest import Pair
 from tests.support.daemons import free_port, scrape
-from tests.support.hostile import cpu_s
+from tests.support.hostile import cpu_s, starved_s
 from tests.support.pipelines import (
     Answering,
     Row,
@@ -256,11 +256,12 @@ def test_a_stage_that_never_comes_back(made: Pair, wanted: list[list[int]], tmp_
     ):
         answers = begun(devices)
         lone.nodes[1].kill()
-        killed_s = time.monotonic()
+        killed_s, starved_before = time.monotonic(), starved_s(server.pid) + starved_s()
         for answer in answers:
             with pytest.raises(TargetLostError, match=r"within 2 s.*stage 3: gone"):
                 answer.result()
-            assert 1.0 < answer.ended_s - killed_s < 6.0
+            starved = starved_s(server.pid) + starved_s() - starved_before  # on a busy machine
+            assert 1.0 < answer.ended_s - killed_s < 6.0 + starved
         busy_s = cpu_s(server.pid)
         again = [
             Answering(device, prompt, max_tokens=TOKENS, **wish)
