@@ -33,6 +33,7 @@ target's pass). The best s has the highest N / (D + W). The larger W, the less a
 All drafts of a target's pass are taken to cost nothing (see `draft_cost`).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -44,7 +45,9 @@ _MOST_TAKEN = 15  # upper limit of the drafts of a target's pass
 _LEAST = 1e-3  # a stream is computed until S(c) falls below this value
 _MOST_TOKENS = 96  # upper limit of the computed tokens after a correction
 _GAIN = 0.01  # least gain for which a pass makes more drafts than one
-_DIGITS = 2  # significant digits of the inputs, so that few different ones are computed
+# Inputs are rounded, so that few different ones are computed: acceptances to multiples of a step,
+# times to powers of a factor.
+_STEP, _FACTOR = 0.04, 1.1
 
 
 def stream_drafts(
@@ -162,11 +165,14 @@ def _single_passes(
 def _rounded(
     means: Sequence[float], pass_times: Mapping[int, float]
 ) -> tuple[tuple[float, ...], tuple[tuple[int, float], ...]]:
-    return tuple(round(mean, _DIGITS) for mean in means), tuple(pass_times.items())
+    rounded = tuple(min(1.0, _STEP * round(mean / _STEP)) for mean in means)
+    return rounded, tuple(pass_times.items())
 
 
 def _round(seconds: float) -> float:
-    return float(f"{seconds:.{_DIGITS - 1}e}")
+    if seconds <= 0.0:
+        return 0.0
+    return float(_FACTOR ** round(math.log(seconds, _FACTOR)))
 
 
 def _seconds(pass_times: Mapping[int, float], widths: Sequence[int]) -> list[float]:

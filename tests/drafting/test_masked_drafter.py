@@ -274,8 +274,8 @@ def test_whatever_was_drafted_the_slot_holds_the_text_alone(artifact: Artifact) 
         else:
             drafter.predict_next(text, COMMITTED[:2], length)
             ids = COMMITTED[:2]
-        kept = ids[: int(rng.integers(0, len(ids) + 1))]
-        text = np.concatenate([text, kept, rng.integers(0, VOCAB, 1)]).astype(np.uint32)
+        part = ids[: int(rng.integers(0, len(ids) + 1))]
+        text = np.concatenate([text, part, rng.integers(0, VOCAB, 1)]).astype(np.uint32)
         texts[at] = text if len(text) < CONTEXT - 4 else text[: int(rng.integers(1, 20))]
         logits = drafter.logits(texts[at]).copy()
         other.reset()
