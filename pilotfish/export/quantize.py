@@ -4,10 +4,11 @@ In: w [N, K] float32. Out: codes, and one scale per block of columns, with w ≈
 scale. MatMulNBits and DequantizeLinear both use these codes and scales. A block has BLOCK columns,
 or more if a caller allows it, since 8 bits in wide blocks take less time (docs/engines.md).
 
-**Weights that were already quantised keep their values.** Dequantised blocks of GGUF's Q4_0 and
-Q8_0 have this form exactly; blocks of Q4_1 and Q4_K have it with an offset per block, w = (code −
-8) · scale + offset. `_grid` finds the form. Rounding Q4_1 a second time would cost a drafter a
-quarter of its acceptance (docs/engines.md).
+**Weights that were already quantised keep their values.** In int4 a dialect takes the codes of
+4-bit blocks from the source and calls nothing here. This module also finds the form in floats:
+blocks of GGUF's Q4_0 and Q8_0 have it exactly, and blocks of Q4_1, Q4_K, AWQ and GPTQ with an
+offset per block, w = (code − 8) · scale + offset (`_grid`). Rounding Q4_1 a second time would cost
+a drafter a quarter of its acceptance (docs/engines.md).
 
 Other weights are rounded symmetrically to the nearest code. Measurements spoke against zero points:
 integer zero points gain no more accuracy than a better search for scales would, and with float zero

@@ -151,7 +151,8 @@ class Dialect(AttentionInputs):
         if blocks.bits == bits:
             self._mixes_four = True
             return blocks
-        return self._round(name, blocks.floats(), 8) if self._mixes_four else blocks.floats()
+        weight = self.read(name)
+        return self._round(name, weight, 8) if self._mixes_four else weight
 
     def _round(self, name: str, weight: NDArray[np.float32], bits: int) -> Quantized:
         return quantize(name, weight, bits, widest=LARGEST)
