@@ -82,6 +82,8 @@ def open_session(
     provider: str,
     options: Mapping[str, str] | None = None,
     others: Sequence[str] = (),
+    *,
+    lasting: bool = True,
 ) -> Any:
     """Open a session that runs `graph` on the execution provider `provider`.
 
@@ -89,6 +91,8 @@ def open_session(
         threads: CPU threads per pass; None = one per CPU that this process may use.
         options: options of the provider, added to PROVIDER_OPTIONS.
         others: providers for operators that `provider` lacks; the CPU is always added.
+        lasting: whether the session will run many passes, so that moving its weights into huge
+        pages pays.
 
     Raises:
         ProviderError: if no runtime is installed, or it lacks the provider or chose another. ONNX
@@ -133,7 +137,7 @@ def open_session(
             cuda_problem or "onnxruntime could not load this provider and chose another"
         )
     keep_in_forks(session)
-    if provider == CPU and resident_bytes() - size_before > LARGE:
+    if lasting and provider == CPU and resident_bytes() - size_before > LARGE:
         use_huge_pages()
     return session
 
