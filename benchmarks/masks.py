@@ -12,18 +12,20 @@ forecast  the speed of `ahead` over `stream` by RTT, by an event simulation, for
           were published: P-EAGLE's .64, .40, .25, .15 by place, read as the acceptance of each
           draft given those before it, and as the joint acceptance of all so far; and PARD's 3
           tokens a pass. Beside them: the same weights, one token per pass, all with the first α.
+windows   the same for the windows of a protocol that waits, such as `greedy`: the best window of
+          those that `auto` tries, as a multiple of `stream`'s speed
 
 The simulation has one session, a target whose passes follow each other, and a drafter whose passes
 follow each other while a draft is wanted; a draft is right with the probability of its place. The
 drafter's passes of several tokens take the multiples of a single one in the table above ("cpu"), or
-up to 1.1 on a GPU, where a pass costs its launch. A pass has the number of drafts that
-`drafting.ahead.best_count` chooses.
+1.1 on a GPU, where a pass costs its launch. `speculation.pass_drafts` chooses the number of drafts
+of each pass.
 """
 
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,10 +33,16 @@ import numpy as np
 from _common import Rows, Steps, conclude, options, pair_options
 
 from pilotfish.cli.export import default_pair
-from pilotfish.drafting.ahead import best_count
+from pilotfish.device_runtime.plan import WINDOWS
 from pilotfish.engines.engine import Work, open_engine
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.ahead import FLOOR
+from pilotfish.speculation.pass_drafts import (
+    single_passes,
+    stream_drafts,
+    window_passes,
+    window_tokens_per_s,
+)
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols.ahead import MOST_DRAFTS
 from tests.support.ring import MASK, VOCAB, ring_pair
@@ -42,7 +50,8 @@ from tests.support.ring import MASK, VOCAB, ring_pair
 CONTEXT, ROWS, TURNS = 200, 8, 40
 RTTS_MS = (0.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 DRAFT_MS, GPU_RATIO = 12.0, 1.1  # a pass of one token on one core (SmolLM2-135M)
-TARGETS = {"25 ms": (25.0, 0.25), "40 ms": (40.0, 0.4)}  # a pass, and each draft more
+# A pass, and each draft more.
+TARGETS = {"10 ms": (10.0, 0.1), "25 ms": (25.0, 0.25), "40 ms": (40.0, 0.4)}
 JOINT = (0.64, 0.40, 0.25, 0.15)
 
 
@@ -120,13 +129,13 @@ class Drafting:
     """The drafter of the simulation: what it has drafted after the tokens that it knows.
 
     alphas: a draft's acceptance by its place in a pass, if those before it are right. pass_ms: time
-    of a pass. late_ms: half of an RTT. start: position of the first token after the last
-    correction. right, joint, arrivals: of each draft from there, whether all up to it are right,
-    their estimated joint acceptance, and when it reaches the edge.
+    of a pass by its number of tokens. late_ms: half of an RTT. start: position of the first token
+    after the last correction. right, alone, arrivals: of each draft from there, whether all up to
+    it are right, its acceptance, and when it reaches the edge.
     """
 
     alphas: Sequence[float]
-    pass_ms: float
+    pass_ms: Callable[[int], float]
     late_ms: float
     rng: np.random.Generator
     start: int = 0
@@ -138,15 +147,13 @@ class Drafting:
 
     def correct(self, position: int, at_ms: float) -> None:
         """The target chose another token before ``position``; the device learns it ``at_ms``."""
-        busy = self.free_ms < at_ms and self._wanted(self.free_ms)
-        # the pass under way is finished, and wasted
-        self.free_ms = max(at_ms, self.free_ms + self.pass_ms * busy)
+        self.free_ms = max(at_ms, self.free_ms)
         self.start, self.known = position, [(at_ms, position)]
         self.right, self.alone, self.arrivals = [], [], []
 
     def run_until(self, now_ms: float) -> None:
-        """Run all passes whose drafts reach the edge by now."""
-        while True:
+        """Run all passes that begin before now."""
+        while self.free_ms < now_ms:
             begin_ms = self.free_ms
             if not self._wanted(begin_ms):
                 later = [at for at, _ in self.known if at > begin_ms]
@@ -154,9 +161,8 @@ class Drafting:
                     return
                 self.free_ms = later[0]
                 continue
-            end_ms = begin_ms + self.pass_ms
-            if end_ms + self.late_ms > now_ms:
-                return
+            unread = len(self.alphas) if self.right else 1  # the drafts of the pass before
+            end_ms = begin_ms + self.pass_ms(unread + len(self.alphas) - 1)
             self.free_ms = end_ms
             for alpha in self.alphas:
                 if not self._wanted(begin_ms):
@@ -173,7 +179,11 @@ class Drafting:
 
 
 def times_stream(
-    alphas: Sequence[float], pass_ms: float, target: tuple[float, float], rtt_ms: float, tokens: int
+    alphas: Sequence[float],
+    pass_ms: Callable[[int], float],
+    target: tuple[float, float],
+    rtt_ms: float,
+    tokens: int,
 ) -> float:
     """The speed of `ahead` as a multiple of `stream`'s."""
     alone_ms, more_ms = target
@@ -190,7 +200,7 @@ def times_stream(
         now_ms += alone_ms + more_ms * len(offered)
         committed += accepted + 1
         learnt_ms = now_ms + drafter.late_ms
-        drafter.run_until(learnt_ms + drafter.late_ms)  # what the device has drafted by then
+        drafter.run_until(learnt_ms)  # the pass under way is finished, and compared, too
         last = committed - 1 - drafter.start  # the target's own token
         if last < len(drafter.right) and drafter.right[last]:
             drafter.known.append((learnt_ms, committed))
@@ -201,26 +211,69 @@ def times_stream(
 
 
 def forecast(ratios: dict[int, float], tokens: int) -> Rows:
-    """The speed of `ahead` by RTT, drafter and target.
+    """The speed of `ahead` and of windows by RTT, drafter and target.
 
-    ratios: by number of drafts, the time of a pass as a multiple of a single draft's.
+    ratios: by number of tokens, the time of a pass as a multiple of a single token's.
     """
+    drafters = {
+        "cpu": {width: DRAFT_MS * ratio for width, ratio in ratios.items()},
+        "gpu": {1: DRAFT_MS, ROWS: GPU_RATIO * DRAFT_MS, 2 * ROWS - 1: GPU_RATIO * DRAFT_MS},
+    }
     rows: Rows = []
     for target, times in TARGETS.items():
-        for where, wider in (("cpu", ratios), ("gpu", {1: 1.0, ROWS: GPU_RATIO})):
+        for where, pass_times in drafters.items():
             for case, alphas in CASES.items():
-                count = best_count(alphas, wider)
-                pass_ms = DRAFT_MS * float(np.interp(count, list(wider), list(wider.values())))
                 for rtt_ms in RTTS_MS:
-                    single, several = (
-                        times_stream(*how, times, rtt_ms, tokens)
-                        for how in (([alphas[0]], DRAFT_MS), (alphas[:count], pass_ms))
-                    )
+                    name = {"target": target, "drafter": where, "case": case, "rtt_ms": rtt_ms}
                     rows.append({
-                        "table": "forecast", "target": target, "drafter": where, "case": case,
-                        "drafts": count, "rtt_ms": rtt_ms, "single": single, "several": several,
+                        "table": "forecast", **name,
+                        **ahead_forecast(alphas, pass_times, times, rtt_ms, tokens),
+                    })  # fmt: skip
+                    rows.append({
+                        "table": "windows", **name,
+                        **window_forecast(alphas, pass_times, times, rtt_ms),
                     })  # fmt: skip
     return rows
+
+
+def ahead_forecast(
+    alphas: Sequence[float],
+    pass_times: dict[int, float],
+    target: tuple[float, float],
+    rtt_ms: float,
+    tokens: int,
+) -> dict[str, float]:
+    count = stream_drafts(alphas, pass_times, target_s=target[0], rtt_s=rtt_ms)
+
+    def pass_ms(width: int) -> float:
+        return float(np.interp(width, list(pass_times), list(pass_times.values())))
+
+    single, several = (
+        times_stream(alphas[:drafts], pass_ms, target, rtt_ms, tokens) for drafts in (1, count)
+    )
+    return {"drafts": count, "single": single, "several": several}
+
+
+def window_forecast(
+    alphas: Sequence[float],
+    pass_times: dict[int, float],
+    target: tuple[float, float],
+    rtt_ms: float,
+) -> dict[str, float]:
+    """The best window's speed with one draft per pass, with the fewest passes, and as chosen."""
+    alone_ms, more_ms = target
+    speeds: dict[str, float] = dict.fromkeys(("single", "widest", "several"), 0.0)
+    best = 0
+    for drafts in WINDOWS:
+        waiting_ms = rtt_ms + alone_ms + more_ms * drafts
+        chosen = single_passes(alphas, pass_times, waiting_s=waiting_ms, drafts=drafts)
+        for name, single in zip(speeds, (drafts, 0, chosen), strict=True):
+            passes = window_passes(single, drafts, ROWS)
+            speed = alone_ms * window_tokens_per_s(alphas, pass_times, passes, waiting_s=waiting_ms)
+            if name == "several" and speed > speeds[name]:
+                best = chosen
+            speeds[name] = max(speeds[name], speed)
+    return {"drafts": best, **speeds}
 
 
 def main() -> int:
@@ -233,7 +286,7 @@ def main() -> int:
     steps.next("α by place")
     rows = timed + places(2 if args.quick else 10)
     steps.next("what `ahead` gains")
-    ratios = {row["drafts"]: row["ratio"] for row in timed if row["unread"] == 1}
+    ratios = {row["unread"] + row["drafts"] - 1: row["ratio"] for row in timed}
     rows += forecast(ratios, 500 if args.quick else 10_000)
     columns = tuple(dict.fromkeys(key for row in rows for key in row))
     return conclude(args, "drafters of many tokens per pass", columns, rows, [])

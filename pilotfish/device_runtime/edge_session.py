@@ -104,6 +104,12 @@ class EdgeSession:
         welcome = self._link.welcome if self._link is not None else None
         return self._last_limits if welcome is None else welcome.limits
 
+    @property
+    def token_s(self) -> float:
+        """Seconds of the target's pass over one token, as the edge measured it; 0 if unknown."""
+        welcome = self._link.welcome if self._link is not None else None
+        return welcome.passes[0].ns * _NS if welcome is not None and welcome.passes else 0.0
+
     def note_welcome(self) -> None:
         """Store the present edge's limits, for times without a suitable edge."""
         self._last_limits = self.limits

@@ -17,7 +17,6 @@ from pilotfish.device_runtime.plan import Plan
 from pilotfish.drafting.ahead import (
     NextDraft,
     PassAcceptance,
-    best_count,
     learn_acceptance,
     next_drafts,
     wants_draft,
@@ -25,6 +24,7 @@ from pilotfish.drafting.ahead import (
 from pilotfish.drafting.window import Drafter
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.logits_options import LogitsProcessor
+from pilotfish.speculation.pass_drafts import stream_drafts
 from pilotfish.wire.protocols.ahead import DEVICE, DraftAhead, DraftComparison
 from pilotfish.wire.protocols.protocol import Ids
 
@@ -35,6 +35,7 @@ _EARLY_INTERVAL, _LATE_INTERVAL, _LATE_DRAFTS = 0.25, 1.0, 6
 _MAX_HINTS = 4
 _MAX_MISSED = 16  # target passes that lack the device's right drafts, before it resends them
 _NS = 1e-9
+_INTERVAL_FADE = 0.9  # weight of older intervals between the target's tokens
 
 
 class DraftStats(NamedTuple):
@@ -63,16 +64,17 @@ class Forerunner:
         *,
         last: int,
         ends: Collection[int],
+        rtt_s: float = 0.0,
     ) -> None:
         """Begin after the tokens ``committed``, u32 [n].
 
         acceptance: the pair's acceptance; the forerunner updates it. logits_processor: processes
         logits over the target's tokens. last: position of the answer's last token. ends: end
-        tokens.
+        tokens. rtt_s: the link's RTT; 0 if unknown.
         """
         self._drafter, self._edge, self._plan = drafter, edge, plan
         self._acceptance, self._logits_processor = acceptance, logits_processor
-        self._last, self._ends = last, ends
+        self._last, self._ends, self._rtt_s = last, ends, rtt_s
         self._ahead = DraftAhead()
         self._ahead.start(committed)
         self._room = drafter.remaining_context(committed)
@@ -80,6 +82,8 @@ class Forerunner:
         self._forced: list[int] = []  # positions of the drafts that a grammar forced
         self._stuck = False  # the drafter has no prediction
         self._pass_s = self._hint_sent_s = self._draft_s = 0.0
+        # mean seconds between messages of tokens, and the time of the last one; 0 if unknown
+        self._interval_s = self._tokens_came_s = 0.0
         self._drafted = self._sent_bytes = self._hints = self._missed = 0
 
     def step(self) -> bool:
@@ -118,7 +122,12 @@ class Forerunner:
                 acceptance = self._acceptance.at(0).estimate(math.inf)
                 return [NextDraft(token, acceptance, math.inf)]
         most = min(self._drafter.drafts_per_pass, self._most_drafts() - len(drafts))
-        count = best_count(self._acceptance.means(most), self._drafter.pass_times)
+        count = stream_drafts(
+            self._acceptance.means(most),
+            self._drafter.pass_times,
+            target_s=self._interval_s or self._edge.token_s,
+            rtt_s=self._rtt_s,
+        )
         level = self._drafter.predict_next(committed, drafts, count)
         if level is None:
             return ()
@@ -177,10 +186,18 @@ class Forerunner:
         learn_acceptance(self._acceptance, comparison)
         self._room = self._drafter.remaining_context(self._ahead.text.ids[: self._ahead.committed])
         self._pass_s = pass_s
+        self._record_interval()
         forced = self._take_forced(begin, comparison.agreed) if self._forced else ()
         stats = DraftStats(self._drafted, self._draft_s, self._sent_bytes, forced)
         self._drafted, self._draft_s, self._sent_bytes, self._hints = 0, 0.0, 0, 0
         return comparison, stats
+
+    def _record_interval(self) -> None:
+        now_s, last_s = time.monotonic(), self._tokens_came_s
+        if last_s:
+            fade = _INTERVAL_FADE if self._interval_s else 0.0
+            self._interval_s = fade * self._interval_s + (1.0 - fade) * (now_s - last_s)
+        self._tokens_came_s = now_s
 
     def _take_forced(self, begin: int, agreed: int) -> tuple[int, ...]:
         """Return the indices of forced tokens among the next ``agreed`` ones; drop old entries."""

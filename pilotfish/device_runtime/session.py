@@ -34,6 +34,7 @@ from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.retry import CancelToken
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round, Timings
+from pilotfish.device_runtime.window_passes import WindowPasses
 from pilotfish.drafting.ahead import ModelAcceptance
 from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
 from pilotfish.drafting.window import Drafter
@@ -82,7 +83,8 @@ class Session:
         self._vocab = drafter.bridge.vocab_size
         self.edge = EdgeSession(link, self.committed, self._vocab)
         self._cancel_token = interrupt or CancelToken()
-        self._acceptance = ModelAcceptance()  # learns under `ahead`, across answers
+        self._acceptance = ModelAcceptance()  # learns across answers
+        self._window_passes = WindowPasses(drafter, self.edge, self._acceptance)
         self._plan: Plan | None = None
         self._last_round: Round | None = None  # the generation's last round
         self._prompt_length = 0
@@ -147,6 +149,7 @@ class Session:
             self._owner = owner
         self._drafter.start(prompt, owner, lossless=lossless(plan.protocol))
         self._plan, self._last_round = plan, None
+        self._window_passes.start(channel.rtt_s or 0.0)
         self.prompt_logprobs, self._prompt_length = [], len(ids)
         self.edge.truncate(shared)
         self.edge.prepare(plan, len(ids), self._conditions(plan, channel))
@@ -234,6 +237,7 @@ class Session:
         tokens = self._commit(draft, decision, token)
         reply.timings.draft += (drafted_ns - began_ns) * _NS
         reply.timings.settle += (time.monotonic_ns() - reply.received_ns) * _NS
+        self._window_passes.record_round(plan, accepted, reply.timings)
         self._last_round = _record(exchange, draft, notes, reply, start, tokens)
         self._last_round.logprobs = logprobs
         self._last_round.forced = self._drafter.forced_positions(accepted)
@@ -293,6 +297,7 @@ class Session:
             ends,
             logits_processor=self._logits_processor,
             auto=plan.auto,
+            single=self._window_passes.single(plan, len(expansion)),
         )
 
     def _commit(self, draft: Draft, decision: Decision, token: int) -> list[int]:
@@ -358,6 +363,7 @@ class Session:
             self._logits_processor,
             last=len(committed) + count - 1,
             ends=ends,
+            rtt_s=self._window_passes.rtt_s,
         )
 
     def _commit_stream(self, plan: Plan, tokens: StreamedTokens, end: int) -> Round:

@@ -5,8 +5,8 @@ In:  logits after the committed tokens and the drafts so far. Out: the next draf
 
 A pass of most drafters yields one draft. A pass of a drafter with a mask token yields several; the
 later ones are wrong more often at the same margin, since the drafter does not know the tokens
-between. So acceptance is learnt for each place in a pass by itself, and a pass makes as many drafts
-as bring the most right ones per second.
+between. So acceptance is learnt for each place in a pass by itself, and the number of drafts of a
+pass is chosen by it (`speculation.pass_drafts`).
 
 A device drafts for its own generation (`device_runtime.forerunner`); the drafter of an edge drafts
 for many sessions in one pass (`edge_runtime.edge_drafter`).
@@ -15,7 +15,7 @@ for many sessions in one pass (`edge_runtime.edge_drafter`).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ from pilotfish.wire.protocols.ahead import DraftAhead, DraftComparison, draft_wi
 from pilotfish.wire.protocols.protocol import Ids, SamplingParams
 
 _PRIOR_DRAFTS = 8.0  # weight, in compared drafts, of a place's prior acceptance
-_FADE = 0.995  # factor by which the weight of a place's older drafts shrinks with each draft
+_FADE = 0.995  # factor by which the weight of older drafts shrinks (`PassAcceptance.count`)
 
 
 class Proposal(NamedTuple):
@@ -74,10 +74,21 @@ class PassAcceptance:
     def update(self, place: int, margin: float, agreed: bool) -> None:
         """Learn whether the target chose the draft at a place, which had this margin."""
         self.at(place).update(margin, agreed)
-        if margin == math.inf:  # a grammar forced the token: it tells nothing about the model
-            return
+        if margin != math.inf:  # a token that a grammar forced tells nothing about the model
+            self.count(place, agreed)
+
+    def count(self, place: int, agreed: bool) -> None:
+        """Learn for `means` whether the target accepted the draft at a place.
+
+        Each pass has a draft at place 0. It also fades the evidence of the later places, so that
+        places which no pass has any more are tried again after some hundred passes.
+        """
+        self.at(place)
+        for faded in range(len(self._counts)) if place == 0 else (place,):
+            compared, right = self._counts[faded]
+            self._counts[faded] = _FADE * compared, _FADE * right
         compared, right = self._counts[place]
-        self._counts[place] = _FADE * compared + 1.0, _FADE * right + agreed
+        self._counts[place] = compared + 1.0, right + agreed
 
     def means(self, places: int) -> list[float]:
         """Estimate the mean acceptance at each of the first places.
@@ -105,20 +116,6 @@ class ModelAcceptance:
     def of(self, params: SamplingParams) -> PassAcceptance:
         """Return the acceptance of drafts in answers with these sampling parameters."""
         return self._greedy if params.sampling.greedy else self._sampled
-
-
-def best_count(means: Sequence[float], pass_times: Mapping[int, float]) -> int:
-    """Return the number of drafts per pass that brings the most right drafts per second.
-
-    means: acceptance by place in a pass, at least one (`PassAcceptance.means`). pass_times: seconds
-    of a pass by number of tokens, ascending.
-    """
-    if len(means) == 1:
-        return 1
-    right = np.cumsum(np.cumprod(means))
-    widths = np.arange(1, 1 + len(means))
-    seconds = np.interp(widths, list(pass_times), list(pass_times.values()))
-    return 1 + int(np.argmax(right / seconds))
 
 
 def next_draft(

@@ -49,7 +49,8 @@ class SharedModel:
         mask = engine.model.artifact.manifest.mask_token
         self.drafts_per_pass = 1 if mask is None else min(_MASKED_DRAFTS, engine.model.context)
         self._masks = np.full(self.drafts_per_pass - 1, mask or 0, np.uint32)
-        widths = {*_WIDTHS, self.drafts_per_pass}
+        # a pass of several drafts also reads those of the pass before
+        widths = {*_WIDTHS, self.drafts_per_pass, 2 * self.drafts_per_pass - 1}
         self.pass_times = pass_times(engine, sorted(widths))
         self._passes = FairLock()  # held during a pass, and while its output is in use
         self._free = list(range(engine.model.slots))

@@ -250,7 +250,9 @@ class ModelDrafter(Drafter):
         place = len(tree) - self._predicted_from
         if place >= len(self._predicted):
             self._predicted_from, place = len(tree), 0
-            self._predicted = self._predict(self._sequence(tree), self._levels - len(tree))
+            most = 1 if len(tree) < self._single else self._levels - len(tree)
+            self._predicted = self._predict(self._sequence(tree), most)
+        self.places[len(tree)] = place
         return self._predicted[place : place + 1]
 
     def _sequence(self, tree: Tree) -> NDArray[Any]:

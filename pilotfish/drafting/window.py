@@ -51,7 +51,8 @@ class Drafter(ABC):
     whether it can generate without a target. pass_times: seconds of a pass by number of nodes in a
     level. drafts_per_pass: maximum number of tokens of a chain that a pass predicts.
     prior_acceptance: α before any evidence. bridge: the bridge to the target's vocabulary.
-    execution: how its model is executed; None without a model.
+    execution: how its model is executed; None without a model. places: by index in the last window,
+    a chain: each token's place (from 0) in the pass of the model that predicted it.
     """
 
     name: str
@@ -68,6 +69,8 @@ class Drafter(ABC):
 
     def __init__(self) -> None:
         self._window = Tree()  # the last drafted window
+        self._single = 0  # number of the window's first tokens that have a pass each
+        self.places: dict[int, int] = {}
         self._forced: list[int] = []  # indices of the window's tokens that a grammar forced
 
     # Implemented by each kind
@@ -160,16 +163,20 @@ class Drafter(ABC):
         *,
         logits_processor: LogitsProcessor | None = None,
         auto: bool = False,
+        single: int = 0,
     ) -> Draft:
         """Draft a window after the committed tokens, level by level, within ``expansion``.
 
         Stops early if every branch ends in an end token, or if there is no prediction. With
         ``auto``, it also stops if no further token is likely to be accepted. logits_processor:
         processes logits over the target's tokens; in a chain, it drafts tokens that a grammar
-        forces, without a pass.
+        forces, without a pass. single: number of first tokens of a chain that have a pass each; a
+        pass for the others predicts as many as it can (`drafts_per_pass`).
         """
-        self._window = tree = Tree()
+        self._window, self._single = Tree(), single
+        tree = self._window
         self._forced.clear()
+        self.places = {}
         expansion = self._open(committed, expansion, protocol)
         # protocols that judge by hidden states need the states of all tokens, so all must be read
         unread = not protocol.requires and {*expansion} == {1}

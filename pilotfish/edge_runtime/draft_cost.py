@@ -102,6 +102,11 @@ class DraftCost:
         """Cost of a draft in tokens, b·X."""
         return max(_LEAST, float(self.seconds_per_position * self.tokens_per_s))
 
+    @property
+    def seconds_per_pass(self) -> float:
+        """Seconds of a pass, the mean of the last ones; before the first, of one position."""
+        return self._spent_s / self._weight if self._weight else self._seconds[0]
+
     def predict_pass_s(self, positions: int) -> float:
         """Estimate the seconds of a pass over this number of positions."""
         if not self._weight:

@@ -196,7 +196,11 @@ def _start_drafter(
     stack.callback(sys.setswitchinterval, sys.getswitchinterval())
     sys.setswitchinterval(_SWITCH_S)
     edge_drafter = EdgeDrafter(
-        drafter, lambda: draft_cost.tokens_per_draft, target.eos_ids, metrics
+        drafter,
+        lambda: draft_cost.tokens_per_draft,
+        target.eos_ids,
+        metrics,
+        target_s=lambda: draft_cost.seconds_per_pass,
     )
     stack.callback(edge_drafter.close)
     edge_drafter.start()

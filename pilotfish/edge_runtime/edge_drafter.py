@@ -24,7 +24,6 @@ from pilotfish.base.errors import PairMismatchError
 from pilotfish.drafting.ahead import (
     ModelAcceptance,
     Proposal,
-    best_count,
     learn_acceptance,
     next_drafts,
     wants_draft,
@@ -41,6 +40,7 @@ from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.ahead import FLOOR
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import LogitsProcessor
+from pilotfish.speculation.pass_drafts import stream_drafts
 from pilotfish.speculation.projection import Projection
 from pilotfish.wire.protocols import SamplingParams
 from pilotfish.wire.protocols.ahead import MOST_DRAFTS, DraftAhead, DraftComparison
@@ -147,6 +147,7 @@ class EdgeDrafter(threading.Thread):
 
     model: the drafter, with a slot for each session: the session's slot in the target. draft_cost:
     function that returns the present cost of a draft, in tokens. ends: the target's end tokens.
+    target_s: function that returns the present seconds of a target's pass, 0 if unknown.
     changed: condition that guards all trails; notified when a trail may need a draft. comparisons:
     pairs (sampling parameters, comparison of drafts with committed tokens) to learn from.
     """
@@ -157,9 +158,11 @@ class EdgeDrafter(threading.Thread):
         draft_cost: Callable[[], float],
         ends: Collection[int],
         metrics: EdgeMetrics | None = None,
+        *,
+        target_s: Callable[[], float] = float,
     ) -> None:
         super().__init__(name="drafter", daemon=True)
-        self.model, self._draft_cost = model, draft_cost
+        self.model, self._draft_cost, self._target_s = model, draft_cost, target_s
         decoder = model.engine.model
         self._context = decoder.context
         self._projection = Projection(decoder.artifact.head_tokens, decoder.vocab_size)
@@ -285,7 +288,9 @@ class EdgeDrafter(threading.Thread):
             room = self._context - len(text) + 1
             most = min(self.model.drafts_per_pass, _most_drafts(trail) - len(ahead), room)
             means = self._acceptance.of(trail.sampling_params).means(most)
-            drafts = best_count(means, self.model.pass_times)
+            drafts = stream_drafts(
+                means, self.model.pass_times, target_s=self._target_s(), rtt_s=0.0
+            )
         return _Task(trail, text.ids.copy(), text.hash, drafts, ahead.joint_acceptance)
 
     def _plan_pass(self, tasks: Sequence[_Task]) -> list[tuple[_Task, Work]]:
@@ -323,7 +328,7 @@ class EdgeDrafter(threading.Thread):
         self.model.run([work for _, work in planned], extend)
 
     def _extend(self, task: _Task, logits: Floats) -> None:
-        """Add drafts to a trail, unless the text changed after the task was created.
+        """Add drafts to a trail, unless other tokens were committed since the task was created.
 
         logits: f32 [n, V], predictions of the n tokens after the text.
         """
@@ -351,10 +356,14 @@ class EdgeDrafter(threading.Thread):
             trail.stuck_hash = task.hash
             return
         with self.changed:
-            if draft_ahead.text.hash == task.hash:
-                for draft in made:
+            text = draft_ahead.text
+            if len(text) < len(task.text) or text.hash_at(len(task.text)) != task.hash:
+                return
+            late = text.ids[len(task.text) :].tolist()  # committed during the pass
+            if late == [draft.token for draft in made[: len(late)]]:
+                for draft in made[len(late) :]:
                     draft_ahead.append(*draft)
-                self._metrics.drafter_tokens += len(made)
+                self._metrics.drafter_tokens += len(made) - len(late)
 
 
 def _most_drafts(trail: Trail) -> int:

@@ -28,6 +28,7 @@ class Sent:
 
     def __init__(self) -> None:
         self.frames: list[Any] = []
+        self.token_s = 0.0  # unknown
 
     def hint(self, *info: Any) -> int:
         self.frames.append(info)

@@ -172,3 +172,20 @@ def test_an_ordinary_drafter_predicts_one_token(tmp_path: Any) -> None:
     assert drafter.drafts_per_pass == 1
     assert {*drafter.pass_times} == {1, 2, 4}
     assert len(drafter.predict_next(COMMITTED, COMMITTED[:0], 8).logits) == 1
+
+
+@pytest.mark.parametrize("single", [1, 3, 12])
+def test_the_first_drafts_may_have_a_pass_each(artifact: Artifact, single: int) -> None:
+    drafter = fresh(artifact)
+    counter = counter_of(drafter)
+    draft = window(drafter, 6, single=single)
+    single = min(single, 6)
+    rest = 6 - single
+    assert counter.counts == [len(COMMITTED), *[1] * (single - 1), *[rest] * (rest > 0)]
+    expected: list[int] = []
+    for count in [*[1] * single, *[rest] * (rest > 0)]:
+        text = np.concatenate([COMMITTED, np.array(expected, np.uint32)])
+        expected += rows_after(artifact, text, count).argmax(axis=1).tolist()
+    assert draft.ids.tolist() == expected
+    places = [*[0] * single, *range(rest)]
+    assert drafter.places == dict(enumerate(places))

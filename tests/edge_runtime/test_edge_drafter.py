@@ -62,10 +62,14 @@ class Price:
 
 @contextmanager
 def drafting(
-    folder: Path, price: Price | None = None, slots: int = 4, ends: tuple[int, ...] = ()
+    folder: Path,
+    price: Price | None = None,
+    slots: int = 4,
+    ends: tuple[int, ...] = (),
+    target_s: float = 0.0,
 ) -> Iterator[EdgeDrafter]:
     model = SharedModel(Engine(Decoder(folder, slots=slots, threads=1)))
-    neighbour = EdgeDrafter(model, price or Price(), ends)
+    neighbour = EdgeDrafter(model, price or Price(), ends, target_s=lambda: target_s)
     neighbour.start()
     try:
         yield neighbour
