@@ -92,7 +92,7 @@ def open_session(
         options: options of the provider, added to PROVIDER_OPTIONS.
         others: providers for operators that `provider` lacks; the CPU is always added.
         lasting: whether the session will run many passes, so that moving its weights into huge
-        pages pays.
+        pages pays, and keeping freed memory for the next pass.
 
     Raises:
         ProviderError: if no runtime is installed, or it lacks the provider or chose another. ONNX
@@ -110,6 +110,7 @@ def open_session(
     cuda_problem = _load_cuda() if CUDA in (provider, *others) else ""
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = threads or usable_cpus()
+    session_options.enable_cpu_mem_arena = lasting
     session_options.log_severity_level = FATAL
     # set globally, since kernels ignore the session's log level
     onnxruntime.set_default_logger_severity(FATAL)

@@ -19,6 +19,7 @@ from pilotfish.export.export_errors import ExportError
 TOKENS, ROWS = "input_ids", "logit_rows"
 HIDDEN, LOGITS = "hidden_states", "logits"
 COPIES = {"Identity", "Cast"}
+UNUSED = ""  # name of an output that no operator reads
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Dependencies:
         while begin < len(self._nodes):
             end = self._end_of_part(begin, live, weight_bytes, most)
             last = end == len(self._nodes)
-            crossing = set() if last else live[end - 1] - self._inputs
+            crossing = set() if last else live[end - 1] - self._inputs - {UNUSED}
             made = [name for name in outputs if begin <= self._producer[name] < end]
             made += sorted(crossing - known - {*made})
             if made:
@@ -163,7 +164,7 @@ class Dependencies:
         dependents = set(sources)
         for node in self._nodes:
             if not dependents.isdisjoint(node.input):
-                dependents.update(name for name in node.output if name)  # "": an unused output
+                dependents.update(node.output)
         return dependents
 
     def _layer_start(self, layer: int) -> int:

@@ -57,11 +57,11 @@ def measure_cost(
 def _shortage(config: ModelConfig, tokens: int, part_bytes: int) -> str:
     """Describe a lack of memory; return "" if it is sufficient.
 
-    The measurement needs memory for twice a layer in float32, and then for the logits of the text
-    (the source's, half of the artifact's) and twice a part of the artifact.
+    The measurement needs memory for twice a layer in float32, and then for three times the logits
+    of half of the text and twice a part of the artifact.
     """
-    logits = 4 * tokens * config.vocab_size
-    needed = max(2 * largest_layer(config), logits + logits // 2 + 2 * part_bytes)
+    logits = 4 * (tokens // 2) * config.vocab_size
+    needed = max(2 * largest_layer(config), 3 * logits + 2 * part_bytes)
     free = _free_memory()
     if free is not None and free < needed:
         return (
@@ -91,7 +91,7 @@ def _measure(
     artifact = decoder.artifact
     reference = Reference(source, config, artifact.path)
     halves = np.array_split(np.arange(len(tokens)), 2)
-    total, finished = reference.parts + 1 + len(halves), 0
+    total, finished = reference.parts + 2 * len(halves), 0
 
     def advance() -> None:
         nonlocal finished
@@ -100,14 +100,16 @@ def _measure(
             progress("check", finished, total)
 
     states = reference.states(tokens, advance)
-    exact = reference.logits(states, config.head_tokens or artifact.manifest.vocab_size)
-    advance()
+    width = config.head_tokens or artifact.manifest.vocab_size
     comparisons: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
     for half in halves:  # the second reads the first one's keys and values
+        exact = reference.logits(states[half], width)
+        advance()
         [out] = decoder.forward([Pass(0, tokens[half], len(half))])
         for first in range(0, len(half), ROWS):
             rows = slice(first, first + ROWS)
-            comparisons.append(_compare(exact[half[rows]], out.logits[rows]))
+            comparisons.append(_compare(exact[rows], out.logits[rows]))
+        del exact
         advance()
     divergence, acceptance = (np.concatenate(parts) for parts in zip(*comparisons, strict=True))
     return PrecisionCost(

@@ -203,12 +203,12 @@ class _TextTables:
         if name not in self._tokens:
             return self._source.tensor(name)
         distinct, places = np.unique(self._tokens[name], return_inverse=True)
-        found, start = [], 0
+        chosen, start = [], 0
         for part in self._source.rows(name):
             end = start + len(part)
-            found.append(part[distinct[(start <= distinct) & (distinct < end)] - start])
+            chosen.append(part[distinct[(start <= distinct) & (distinct < end)] - start])
             start = end
-        return np.concatenate(found)[places]
+        return np.concatenate(chosen)[places]
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Read a weight in a single part."""

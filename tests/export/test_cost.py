@@ -145,7 +145,7 @@ def test_the_measurement_writes_graphs_without_weights(
     monkeypatch.setattr(reference, "open_session", measure)
     weights = open_source(str(source(tmp_path)))
     assert cost.measure_cost(weights, weights.config, made.path)
-    assert len(sizes) == 1 + weights.config.layers + 1
+    assert len(sizes) == 1 + weights.config.layers + 2
     assert max(sizes) < size / 4
 
 
