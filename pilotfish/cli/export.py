@@ -134,8 +134,8 @@ def add_to(commands: Commands) -> None:
 def default_pair() -> tuple[Path, Path]:
     """Return the default model as int4 drafter and as fp32 target; export missing artifacts.
 
-    The model's file has 4-bit blocks, which int4 keeps, so int4 is the fastest drafter
-    (docs/engines.md).
+    The model's file has 4-bit blocks, which int4 keeps. So its α is higher than int8's, its pass
+    faster than that of stored, and int4 is the fastest drafter end to end (docs/engines.md).
     """
     return default_artifact("int4"), default_artifact("fp32")
 

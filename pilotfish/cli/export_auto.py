@@ -26,7 +26,7 @@ _UNTRIED: Precision = "int8"
 _REFERENCE: Precision = "fp32"
 # Precisions to try, the smallest first; `stored` is tried only if the source has blocks.
 _CANDIDATES: tuple[Precision, ...] = (STORED, "int4", "int8", "fp16", _REFERENCE)
-_COLUMNS = ("precision", "MiB", "α", "greedy", "ms per pass", "window", "tokens/s", "× stream")
+_COLUMNS = ("precision", "MiB", "α", "greedy", "ms per draft", "window", "tokens/s", "× stream")
 _RTT_S = 0.02
 _Export = Callable[[Precision, Path], None]
 

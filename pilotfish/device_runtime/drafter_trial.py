@@ -3,13 +3,14 @@
 In:  artifacts of one vocabulary, prompts, the link's RTT. Out: a `DrafterTrial` per drafter.
 
 The target generates answers to the prompts alone, at temperature 1, with each prompt's index as
-seed. p is the target's distribution of the next token, q the drafter's. α is the mean of β = 1 −
-TV(p, q) along these answers: the share of draft tokens that an optimal rule accepts (tslt, equation
-15). The passes of all models are timed in turns, after the tokens of one answer. The lower quartile
-of each counts: other work on the machine affects it least. A round with a window of L tokens
-commits N tokens in T seconds (tslt, equations 5 and 8):
+seed. p is the target's distribution of the next token, q the drafter's. αᵢ is the mean of β = 1 −
+TV(p, q) along these answers for drafts at place i of a pass: the share of draft tokens that an
+optimal rule accepts (tslt, equation 15). Only a drafter with a mask token has more places than one.
+The passes of all models are timed in turns, after the tokens of one answer. The lower quartile of
+each counts: other work on the machine affects it least. A round with a window of L tokens commits N
+tokens in T seconds (tslt, equations 5 and 8; `speculation.pass_drafts` with masks):
 
-    tokens/s = N / T,    N = (1 − α^{L+1}) / (1 − α),    T = L·T_draft + RTT + T_verify(L + 1)
+    tokens/s = N / T,    N = Σ_{c=0…L} Π_{d<c} α(d),    T = T_draft(L) + RTT + T_verify(L + 1)
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +26,13 @@ from numpy.typing import NDArray
 from pilotfish.base.errors import PairMismatchError
 from pilotfish.bridge import TrivialBridge
 from pilotfish.device_runtime.device import Device
+from pilotfish.drafting.model import SharedModel
 from pilotfish.engines.artifact import Artifact, check_head
 from pilotfish.engines.engine import Engine, Work, open_engine
 from pilotfish.engines.pass_times import time_interleaved
-from pilotfish.speculation.distributions import Sampling, probabilities
-from pilotfish.speculation.speeds import best_window
-from pilotfish.speculation.theory import beta, tokens_per_round
+from pilotfish.speculation.distributions import Floats, Sampling, probabilities
+from pilotfish.speculation.pass_drafts import window_passes, window_tokens_per_s
+from pilotfish.speculation.theory import beta
 from pilotfish.wire.protocols import LOCAL
 
 Progress = Callable[[str, int, "int | None"], None]
@@ -44,10 +47,11 @@ SAMPLING = Sampling(temperature=1.0)
 class DrafterTrial:
     """The predicted speed of a drafter with a target.
 
-    acceptance: α at temperature 1. agreement: α at temperature 0, the share of positions where both
-    ends have the same most probable token. positions: number of compared tokens. draft_s: seconds
-    of the drafter's pass over one token. window: the window with the most tokens_per_s.
-    streamed_per_s: tokens/s of the target alone.
+    acceptance: α at temperature 1, of the drafts of the window. agreement: the same at temperature
+    0, where a draft is right if both ends have the same most probable token. positions: number of
+    compared tokens. draft_s: seconds per draft of the window. window: the window with the most
+    tokens_per_s. passes: number of drafts of each of its passes. streamed_per_s: tokens/s of the
+    target alone.
     """
 
     acceptance: float
@@ -55,6 +59,7 @@ class DrafterTrial:
     positions: int
     draft_s: float
     window: int
+    passes: Sequence[int]
     tokens_per_s: float
     streamed_per_s: float
 
@@ -80,53 +85,131 @@ def try_drafters(
         _check_vocabulary(drafter, target)
     answers = _generate_answers(target, prompts, progress)
     reader = open_engine(target)
-    readers = {name: open_engine(drafter, drafts=True) for name, drafter in drafters.items()}
-    bridges = {
-        name: TrivialBridge(drafter.manifest.vocab_size, drafter.head_tokens)
-        for name, drafter in drafters.items()
+    models = {
+        name: SharedModel(open_engine(drafter, drafts=True)) for name, drafter in drafters.items()
     }
-    positions_by_name: dict[str, list[tuple[float, bool]]] = {name: [] for name in readers}
+    counts = {name: _PlaceCounts(model.drafts_per_pass) for name, model in models.items()}
     for done, (text, rows) in enumerate(answers):
         progress("comparing distributions", done, len(answers))
         p = probabilities(_logits(reader, text, rows), SAMPLING)
-        for name, engine in readers.items():
-            logits = bridges[name].project(_logits(engine, text, rows))
-            q = probabilities(logits, SAMPLING)
-            same = p.argmax(axis=1) == q.argmax(axis=1)
-            positions_by_name[name] += zip(beta(p, q).tolist(), same.tolist(), strict=True)
+        for name, model in models.items():
+            counts[name].read(model, drafters[name], text, p)
     progress("comparing distributions", len(answers), len(answers))
     verified = [] if target_s is not None else [(reader, size) for size in SIZES]
-    drafted = [(engine, 1) for engine in readers.values()]
+    drafted = [(model.engine, width) for model in models.values() for width in _widths(model)]
     seconds = _time_passes([*drafted, *verified], answers[0][0], progress)
     verify_s = seconds[len(drafted) :] if target_s is None else [target_s] * len(SIZES)
     trials = {}
-    for (name, positions), draft_s in zip(positions_by_name.items(), seconds, strict=False):
-        acceptance, agreement = np.mean(positions, axis=0).tolist()
-        window, tokens_per_s = fastest_window(acceptance, draft_s, verify_s, rtt_s)
+    for name, model in models.items():
+        widths = _widths(model)
+        pass_times = dict(zip(widths, seconds, strict=False))
+        del seconds[: len(widths)]
+        acceptance, agreement = counts[name].means()
+        best = fastest_window(acceptance, pass_times, verify_s, rtt_s)
         trials[name] = DrafterTrial(
-            acceptance,
-            agreement,
-            len(positions),
-            draft_s,
-            window,
-            tokens_per_s,
+            _mean_acceptance(acceptance, best.passes),
+            _mean_acceptance(agreement, best.passes),
+            counts[name].positions,
+            best.draft_s,
+            sum(best.passes),
+            best.passes,
+            best.tokens_per_s,
             streamed_per_s=1.0 / verify_s[0],
         )
     return trials
 
 
-def fastest_window(
-    acceptance: float, draft_s: float, verify_s: Sequence[float], rtt_s: float
-) -> tuple[int, float]:
-    """Return the window with the most tokens/s, and its tokens/s.
+class Window(NamedTuple):
+    """A window's passes and its speed.
 
-    verify_s: seconds of the target's passes over `SIZES` tokens.
+    passes: number of drafts of each pass. draft_s: seconds per draft.
     """
-    windows = range(1, LONGEST + 1)
-    pass_s = [float(np.interp(1 + drafts, SIZES, verify_s)) for drafts in (0, *windows)]
-    tokens = [tokens_per_round(acceptance, window) for window in windows]
-    window, token_s = best_window(tokens, rtt_s=rtt_s, draft_s=draft_s, pass_s=pass_s)
-    return window, 1.0 / token_s
+
+    passes: list[int]
+    draft_s: float
+    tokens_per_s: float
+
+
+def fastest_window(
+    acceptance: Sequence[float],
+    pass_times: Mapping[int, float],
+    verify_s: Sequence[float],
+    rtt_s: float,
+) -> Window:
+    """Return the window with the most tokens/s.
+
+    acceptance: α by place in a pass; their number is the upper limit of a pass's drafts.
+    pass_times: seconds of the drafter's passes by number of tokens, ascending. verify_s: seconds of
+    the target's passes over `SIZES` tokens.
+    """
+    windows = []
+    for drafts in range(1, LONGEST + 1):
+        waiting_s = rtt_s + float(np.interp(1 + drafts, SIZES, verify_s))
+        several = len(acceptance) > 1
+        for single in range(1 + drafts) if several else (drafts,):
+            passes = window_passes(single, drafts, len(acceptance))
+            rate = window_tokens_per_s(acceptance, pass_times, passes, waiting_s=waiting_s)
+            tokens = 1.0 + sum(_survival(acceptance, passes))
+            windows.append(Window(passes, (tokens / rate - waiting_s) / drafts, rate))
+    return max(windows, key=lambda window: window.tokens_per_s)
+
+
+def _survival(acceptance: Sequence[float], passes: Sequence[int]) -> list[float]:
+    """Return for each draft of a window the probability that all up to it are accepted."""
+    places = [alpha for drafts in passes for alpha in acceptance[:drafts]]
+    survival: list[float] = np.cumprod(places).tolist()
+    return survival
+
+
+def _mean_acceptance(acceptance: Sequence[float], passes: Sequence[int]) -> float:
+    """Return the share of accepted drafts among those whose earlier drafts were accepted."""
+    survival = _survival(acceptance, passes)
+    return sum(survival) / (1.0 + sum(survival[:-1]))
+
+
+class _PlaceCounts:
+    """Sums of β and of equal choices by the draft's place in a pass.
+
+    positions: number of compared tokens.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._sums = np.zeros((places, 3))  # β, equal choices, compared drafts
+        self.positions = 0
+
+    def read(
+        self, model: SharedModel, drafter: Artifact, text: NDArray[np.int64], p: Floats
+    ) -> None:
+        """Read a text [n], whose last tokens the target predicts by p [rows, V]."""
+        rows, places = len(p), len(self._sums)
+        self.positions += rows
+        bridge = TrivialBridge(drafter.manifest.vocab_size, drafter.head_tokens)
+        if places == 1:
+            q = probabilities(bridge.project(_logits(model.engine, text, rows)), SAMPLING)
+            self._add(0, p, q)
+            return
+        for at in range(rows):  # a pass for each position
+            some = min(places, rows - at)
+            masked = model.masked(text[: len(text) - rows + 1 + at], some)
+            q = probabilities(bridge.project(_logits(model.engine, masked, some)), SAMPLING)
+            for place in range(some):
+                self._add(place, p[at + place][None], q[place][None])
+
+    def _add(self, place: int, p: Floats, q: Floats) -> None:
+        same = np.count_nonzero(p.argmax(axis=1) == q.argmax(axis=1))
+        self._sums[place] += float(beta(p, q).sum()), same, len(p)
+
+    def means(self) -> tuple[list[float], list[float]]:
+        """Return the means of β and of equal choices by place, for places that have drafts."""
+        compared = self._sums[self._sums[:, 2] > 0]
+        acceptance, agreement = (compared[:, :2] / compared[:, 2:]).T.tolist()
+        return acceptance, agreement
+
+
+def _widths(model: SharedModel) -> list[int]:
+    """List the widths (tokens) of the drafter's timed passes; see `speculation.pass_drafts`."""
+    most = model.drafts_per_pass
+    return sorted({1, *(width for width in (2, 4) if width < most), most, 2 * most - 1})
 
 
 def _check_vocabulary(drafter: Artifact, target: Artifact) -> None:
@@ -157,7 +240,7 @@ def _generate_answers(
     return answers
 
 
-def _logits(engine: Engine, text: NDArray[np.int64], rows: int) -> NDArray[np.float32]:
+def _logits(engine: Engine, text: NDArray[np.integer[Any]], rows: int) -> NDArray[np.float32]:
     """Return the logits of a text's last tokens: [rows, V], or [rows, N] with a cut head."""
     return engine.run([Work(0, text, rows)])[0].logits
 

@@ -83,6 +83,8 @@ def open_session(
     provider: str,
     options: Mapping[str, str] | None = None,
     others: Sequence[str] = (),
+    *,
+    lasting: bool = True,
 ) -> Any:
     """Open a session that runs `graph` on the execution provider `provider`.
 
@@ -90,6 +92,8 @@ def open_session(
         threads: CPU threads per pass; None = one per CPU that this process may use.
         options: options of the provider, added to PROVIDER_OPTIONS.
         others: providers for operators that `provider` lacks; the CPU is always added.
+        lasting: whether the session will run many passes, so that moving its weights into huge
+        pages pays, and keeping freed memory for the next pass.
 
     Raises:
         ProviderError: if no runtime is installed, or it lacks the provider or chose another. ONNX
@@ -107,6 +111,7 @@ def open_session(
     cuda_problem = _load_cuda() if CUDA in (provider, *others) else ""
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = threads or usable_cpus()
+    session_options.enable_cpu_mem_arena = lasting
     session_options.log_severity_level = FATAL
     # set globally, since kernels ignore the session's log level
     onnxruntime.set_default_logger_severity(FATAL)
@@ -134,7 +139,7 @@ def open_session(
             cuda_problem or "onnxruntime could not load this provider and chose another"
         )
     keep_in_forks(session)
-    if provider == CPU and resident_bytes() - size_before > LARGE:
+    if lasting and provider == CPU and resident_bytes() - size_before > LARGE:
         use_huge_pages()
     return session
 

@@ -9,7 +9,7 @@ head begins at the value that `hidden_states` copies.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from pilotfish.export.export_errors import ExportError
 TOKENS, ROWS = "input_ids", "logit_rows"
 HIDDEN, LOGITS = "hidden_states", "logits"
 COPIES = {"Identity", "Cast"}
+UNUSED = ""  # name of an output that no operator reads
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,30 @@ class Subgraph:
     weights: set[str]
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of a graph that runs after the parts before it.
+
+    Attributes:
+        graph: its nodes.
+        inputs: the values of earlier parts that it reads.
+        outputs: the outputs of the whole graph that it computes, and its values for later parts.
+        crossing: the values of this and of earlier parts that later parts read.
+    """
+
+    graph: Subgraph
+    inputs: list[str]
+    outputs: list[str]
+    crossing: set[str]
+
+
 class Dependencies:
     """The dependencies between the values of a graph; its nodes are in topological order."""
 
     def __init__(self, graph: Any) -> None:
         self._nodes = list(graph.node)
         self._inputs = {item.name for item in graph.input}
+        self._outputs = {item.name for item in graph.output}
         self._weights = {item.name for item in graph.initializer}
         self._producer = {name: at for at, node in enumerate(self._nodes) for name in node.output}
         self._main_stream = self._dependents([TOKENS])
@@ -82,6 +101,45 @@ class Dependencies:
         if self.subgraph([LOGITS], [border]).inputs:
             raise ExportError(f"this graph computes {LOGITS} from further values besides {HIDDEN}")
         return border
+
+    def parts(self, weight_bytes: Mapping[str, int], most: int) -> list[Part]:
+        """Cut the graph into parts that follow each other, for runs with little memory.
+
+        A part begins where the part before has more than `most` bytes of weights, or earlier: where
+        the fewest values of the main stream are live. All other values are computed in each part
+        that reads them, so no pattern of operators on weights is divided.
+
+        weight_bytes: size of each initialiser.
+        """
+        live, outputs = self._live_values(), sorted(self._outputs, key=self._producer.__getitem__)
+        parts: list[Part] = []
+        known: set[str] = set()
+        begin = 0
+        while begin < len(self._nodes):
+            end = self._end_of_part(begin, live, weight_bytes, most)
+            last = end == len(self._nodes)
+            crossing = set() if last else live[end - 1] - self._inputs - {UNUSED}
+            made = [name for name in outputs if begin <= self._producer[name] < end]
+            made += sorted(crossing - known - {*made})
+            if made:
+                part = self.subgraph(made, known)
+                read = {name for node in part.nodes for name in node.input}
+                parts.append(Part(part, sorted(known & read), made, crossing))
+            begin, known = end, crossing
+        return parts
+
+    def _end_of_part(
+        self, begin: int, live: Sequence[set[str]], weight_bytes: Mapping[str, int], most: int
+    ) -> int:
+        """Return the index after the last node of the part that begins at node `begin`."""
+        size, read = 0, set[str]()
+        for at in range(begin, len(self._nodes)):
+            weights = {*self._nodes[at].input} & weight_bytes.keys() - read
+            read |= weights
+            size += sum(weight_bytes[name] for name in weights)
+            if size > most and at > begin:
+                return 1 + min(range(begin, at), key=lambda end: (len(live[end]), -end))
+        return len(self._nodes)
 
     def subgraph(self, outputs: Sequence[str], known: Collection[str]) -> Subgraph:
         """Select the nodes that compute `outputs`, given the values `known`."""

@@ -8,20 +8,19 @@ min(p, q) is the probability that a target with p accepts a draft from q.
 from __future__ import annotations
 
 import logging
-import shutil
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.engine import Work, open_engine
 from pilotfish.engines.manifest import PrecisionCost
+from pilotfish.engines.passes import Pass
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.model_config import ModelConfig
-from pilotfish.export.reference import Reference, largest_part
+from pilotfish.export.parts_decoder import PartsDecoder
+from pilotfish.export.reference import Reference, largest_layer
 from pilotfish.export.sources import Progress, WeightSource
-from pilotfish.speculation.theory import beta
 
 log = logging.getLogger("pilotfish.export")
 ROWS = 32  # number of positions that are compared at a time
@@ -38,31 +37,32 @@ def measure_cost(
     Args:
         source: the artifact's source.
         config: the model's shape, with the artifact's context.
-        path: the artifact's folder; temporary graphs, one per layer, are written there.
+        path: the artifact's folder; temporary graphs without weights are written there.
         progress: called as progress(label, done, total).
     """
     artifact = Artifact.open(path)
-    reason = _shortage(artifact, config)
-    if not reason:
-        try:
-            return _measure(source, config, artifact, progress)
-        except Exception as error:  # runtimes raise many error classes
-            reason = str(error).strip() or type(error).__name__
+    try:
+        tokenizer = Tokenizer(artifact.tokenizer_path)
+        ids = [*tokenizer.beginning, *tokenizer.encode(TEXT)][: min(config.context, LONGEST)]
+        decoder = PartsDecoder(artifact, context=len(ids), provider="cpu")
+        reason = _shortage(config, len(ids), decoder.part_bytes)
+        if not reason:
+            return _measure(source, config, decoder, np.array(ids, np.int64), progress)
+    except Exception as error:  # runtimes raise many error classes
+        reason = str(error).strip() or type(error).__name__
     log.warning("%s: the cost of the precision was not measured: %s", config.name, reason)
     return None
 
 
-def _shortage(artifact: Artifact, config: ModelConfig) -> str:
-    """Describe a lack of disk space or memory; return "" if both are sufficient.
+def _shortage(config: ModelConfig, tokens: int, part_bytes: int) -> str:
+    """Describe a lack of memory; return "" if it is sufficient.
 
-    The measurement needs one layer's graph on disk, and memory for twice this graph plus twice the
-    artifact.
+    The measurement needs memory for twice a layer in float32, and then for three times the logits
+    of half of the text and twice a part of the artifact.
     """
-    part = largest_part(config)
-    if shutil.disk_usage(artifact.path).free < part:
-        return f"the measurement needs {part / GIB:.1f} GiB of free disk space"
-    size = sum((artifact.path / name).stat().st_size for name in artifact.manifest.files)
-    needed, free = 2 * part + 2 * size, _free_memory()
+    logits = 4 * (tokens // 2) * config.vocab_size
+    needed = max(2 * largest_layer(config), 3 * logits + 2 * part_bytes)
+    free = _free_memory()
     if free is not None and free < needed:
         return (
             f"the measurement needs {needed / GIB:.1f} GiB of memory, but only "
@@ -82,14 +82,16 @@ def _free_memory() -> int | None:
 
 
 def _measure(
-    source: WeightSource, config: ModelConfig, artifact: Artifact, progress: Progress | None
+    source: WeightSource,
+    config: ModelConfig,
+    decoder: PartsDecoder,
+    tokens: NDArray[np.int64],
+    progress: Progress | None,
 ) -> PrecisionCost:
-    tokenizer = Tokenizer(artifact.tokenizer_path)
-    ids = [*tokenizer.beginning, *tokenizer.encode(TEXT)][: min(config.context, LONGEST)]
-    tokens = np.array(ids, np.int64)
+    artifact = decoder.artifact
     reference = Reference(source, config, artifact.path)
-    chunks = range(0, len(tokens), ROWS)
-    total, finished = reference.parts + len(chunks), 0
+    halves = np.array_split(np.arange(len(tokens)), 2)
+    total, finished = reference.parts + 2 * len(halves), 0
 
     def advance() -> None:
         nonlocal finished
@@ -98,15 +100,17 @@ def _measure(
             progress("check", finished, total)
 
     states = reference.states(tokens, advance)
+    width = config.head_tokens or artifact.manifest.vocab_size
     comparisons: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
-    engine = open_engine(artifact, context=len(tokens), provider="cpu", drafts=True)
-    with reference.head(states) as head:
-        for start in chunks:
-            end = min(start + ROWS, len(tokens))
-            [out] = engine.run([Work(0, tokens[:end], end - start)])
-            exact = head(start, end)[:, : out.logits.shape[1]]
-            comparisons.append(_compare(exact, out.logits))
-            advance()
+    for half in halves:  # the second reads the first one's keys and values
+        exact = reference.logits(states[half], width)
+        advance()
+        [out] = decoder.forward([Pass(0, tokens[half], len(half))])
+        for first in range(0, len(half), ROWS):
+            rows = slice(first, first + ROWS)
+            comparisons.append(_compare(exact[rows], out.logits[rows]))
+        del exact
+        advance()
     divergence, acceptance = (np.concatenate(parts) for parts in zip(*comparisons, strict=True))
     return PrecisionCost(
         kl=max(float(divergence.mean()), 0.0),
@@ -121,15 +125,15 @@ def _compare(
     """Return KL(p ‖ q) in nats and Σ min(p, q), f64 [n] each, for logits [n, V]."""
     log_p, log_q = _log_probabilities(exact), _log_probabilities(rounded)
     p = np.exp(log_p)
-    divergence: NDArray[np.float64] = (p * (log_p - log_q)).sum(axis=1)
-    return divergence, beta(p, np.exp(log_q))
+    divergence: NDArray[np.float64] = (p * (log_p - log_q)).sum(axis=1, dtype=np.float64)
+    return divergence, np.minimum(p, np.exp(log_q)).sum(axis=1, dtype=np.float64)
 
 
-def _log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    shifted = logits.astype(np.float64)
-    shifted -= shifted.max(axis=1, keepdims=True)
-    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-    return result
+def _log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    shifted: NDArray[np.float32] = logits - logits.max(axis=1, keepdims=True)
+    total = np.exp(shifted).sum(axis=1, dtype=np.float64, keepdims=True)
+    shifted -= np.log(total).astype(np.float32)
+    return shifted
 
 
 # The text on which source and artifact are compared: prose, a dialogue, code and numbers.

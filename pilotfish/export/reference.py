@@ -1,14 +1,17 @@
 """Compute a model's predictions in float32, one layer at a time.
 
-In: a source of weights and a text. Out: logits. Only one layer's weights at a time are in the
-temporary graph and in memory, so the model may be larger than the machine's memory.
+In: a source of weights and a text. Out: logits. Only one layer's weights at a time are in memory,
+of the embedding only the rows of the text's tokens, and of the head a few rows at a time. So the
+model may be larger than the machine's memory. The weights are inputs of the graphs: no file is
+written, and the runtime makes no copy of them.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from numpy.typing import NDArray
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW
 from pilotfish.engines.runtime import OPSET24_SINCE, open_session, runtime_version
 from pilotfish.export.dialects import DIALECTS, Dialect
+from pilotfish.export.dialects.dialect import WeightReader
 from pilotfish.export.graph import Dim, GraphWriter
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.network import write_embedding, write_head, write_layer
@@ -27,10 +31,11 @@ from pilotfish.export.sources import WeightSource
 from pilotfish.export.streams import open_streams
 from pilotfish.export.token_inputs import write_token_inputs
 from pilotfish.export.weight_sizes import LAYER
-from pilotfish.export.weights import weights
+from pilotfish.export.weights import EMBEDDING, HEAD, HEAD_BIAS, TOKEN_TABLE, weights
 
 CPU = "CPUExecutionProvider"
 STATES, NEXT = "states", "next_states"
+HEAD_BYTES = 32 << 20  # rows of the head that are read at a time
 LAYER_INPUTS = "token_inputs"  # per-layer embeddings of the tokens, [T, width]
 
 Floats = NDArray[np.float32]
@@ -42,7 +47,7 @@ class Reference:
     Args:
         source: the model's weights.
         config: the model's shape, with the context of the artifact to compare.
-        folder: folder for temporary graphs.
+        folder: folder for temporary graphs, which have no weights.
     """
 
     def __init__(self, source: WeightSource, config: ModelConfig, folder: Path) -> None:
@@ -61,10 +66,12 @@ class Reference:
         `done` is called after each graph.
         """
         config = _with_context(self._config, len(tokens))
+        distinct, places = np.unique(tokens, return_inverse=True)
+        tables = _TextTables(self._source, config, distinct)
 
         def embedding(net: Dialect) -> str:
-            x = write_embedding(net, config)
-            for i, inputs in enumerate(write_token_inputs(net, config, x)):
+            x = write_embedding(net, tables.config)
+            for i, inputs in enumerate(write_token_inputs(net, tables.config, x)):
                 if inputs is not None:
                     net.graph.op("Identity", inputs, name=f"{LAYER_INPUTS}.{i}")
                     net.graph.output(f"{LAYER_INPUTS}.{i}", "float32", _layer_inputs_shape(config))
@@ -80,60 +87,180 @@ class Reference:
             return write
 
         values: dict[str, Floats] = {}  # values that later layers read
-        for write in (embedding, *map(layer, range(config.layers))):
-            with self._session(config, write) as session:
+
+        def run(config: ModelConfig, source: WeightReader, write: Callable[[Dialect], str]) -> None:
+            with self._session(config, source, write) as (session, read):
                 names = [item.name for item in session.get_outputs()]
                 wanted = [name for name in names if name == NEXT or _is_read(config, name)]
-                outputs = session.run(wanted, _feeds(session, config, tokens, values))
-            values |= dict(zip(wanted, outputs, strict=True))
+                outputs = session.run(wanted, _feeds(session, config, places, read | values))
+            values.update(zip(wanted, outputs, strict=True))
             values[STATES] = values.pop(NEXT)
             done()
+
+        run(tables.config, tables, embedding)
+        for i in range(config.layers):
+            run(config, self._source, layer(i))
         return values[STATES]
 
-    @contextmanager
-    def head(self, states: Floats) -> Iterator[Callable[[int, int], Floats]]:
-        """Yield a function that returns the logits of rows start … end of `states` [T, hidden]."""
+    def logits(self, states: Floats, width: int) -> Floats:
+        """Return the logits after each of `states` [T, hidden], f32 [T, width].
+
+        width: number of first tokens of the vocabulary whose logits are wanted.
+        """
         tokens = np.zeros(len(states), np.int64)
         config = _with_context(self._config, len(states))
+        result = np.empty((len(states), width), np.float32)
 
         def write(net: Dialect) -> None:
-            write_head(net, config, _states(net))
+            write_head(net, net.config, _states(net))
 
-        with self._session(config, write) as session:
-
-            def logits(start: int, end: int) -> Floats:
-                feeds = _feeds(session, config, tokens, {STATES: states}) | {
-                    "logit_rows": np.arange(start, end)
-                }
-                (result,) = session.run(["logits"], feeds)
-                return np.asarray(result, np.float32)
-
-            yield logits
+        start = 0
+        for rows in _grouped(self._source.rows(EMBEDDING if config.tied else HEAD)):
+            end = min(start + len(rows), width)
+            part = _HeadRows(self._source, config, rows, start)
+            with self._session(part.config, part, write) as (session, read):
+                feeds = _feeds(session, config, tokens, read | {STATES: states})
+                [logits] = session.run(["logits"], feeds)
+            result[:, start:end] = logits[:, : end - start]
+            start = end
+            if end == width:
+                break
+        return result
 
     @contextmanager
     def _session(
-        self, config: ModelConfig, write: Callable[[Dialect], str | None]
-    ) -> Iterator[Any]:
-        """Yield a session of the graph that `write` writes; its return value becomes an output."""
-        with tempfile.TemporaryDirectory(dir=self._folder) as name:
-            path = Path(name) / "part.onnx"
-            with path.with_suffix(".data").open("wb") as data:
-                graph = GraphWriter(data, "part.data")
-                net = self._dialect(graph, config, self._source, "fp32")
-                if (answer := write(net)) is not None:
-                    graph.op("Identity", answer, name=NEXT)
-                    graph.output(NEXT, "float32", _states_shape(config))
-                graph.save(path, opset=net.opset)
-            yield open_session(path, None, CPU)
+        self,
+        config: ModelConfig,
+        source: WeightReader,
+        write: Callable[[Dialect], str | None],
+    ) -> Iterator[tuple[Any, dict[str, NDArray[Any]]]]:
+        """Yield a session of the graph that `write` writes, and the weights by input.
+
+        What `write` returns becomes an output.
+        """
+        graph = _FedGraph()
+        net = self._dialect(graph, config, source, "fp32")
+        if (answer := write(net)) is not None:
+            graph.op("Identity", answer, name=NEXT)
+            graph.output(NEXT, "float32", _states_shape(config))
+        with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".onnx") as file:
+            graph.save(Path(file.name), opset=net.opset)
+            session = open_session(Path(file.name), None, CPU, lasting=False)
+        yield session, graph.weights
 
 
-def largest_part(config: ModelConfig) -> int:
-    """Return the size of the largest graph that a `Reference` writes, bytes."""
+class _FedGraph(GraphWriter):
+    """A graph whose weights are inputs.
+
+    Attributes:
+        weights: the weights by input.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO(), "")
+        self.weights: dict[str, NDArray[Any]] = {}
+
+    def weight(self, name: str, array: NDArray[Any], dtype: str | None = None) -> str:
+        """Declare a weight as an input."""
+        self.weights[name] = np.ascontiguousarray(array)
+        return self.input(name, dtype or array.dtype.name, array.shape)
+
+    def stream_weight(
+        self, name: str, shape: Sequence[int], dtype: str, parts: Iterable[NDArray[Any]]
+    ) -> str:
+        """Declare a weight as an input."""
+        return self.weight(name, np.concatenate([*parts]).reshape(shape), dtype)
+
+    def has(self, name: str) -> bool:
+        """Whether a weight of this name was declared."""
+        return name in self.weights
+
+
+class _TextTables:
+    """A source whose tables of tokens have only the rows of some tokens, in their order.
+
+    Args:
+        config: configuration of the whole model.
+        tokens: i64 [N], ascending.
+
+    Attributes:
+        config: the configuration with N tokens.
+    """
+
+    def __init__(
+        self, source: WeightSource, config: ModelConfig, tokens: NDArray[np.int64]
+    ) -> None:
+        self._source, self.quantized = source, source.quantized
+        self._tokens = {EMBEDDING: tokens}
+        inputs = config.token_inputs
+        if inputs is not None:  # tokens beyond this table use its row 0
+            self._tokens[TOKEN_TABLE] = np.where(tokens < inputs.rows, tokens, 0)
+            inputs = msgspec.structs.replace(inputs, rows=len(tokens))
+        self.config = msgspec.structs.replace(config, vocab_size=len(tokens), token_inputs=inputs)
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """Read a weight; of a table, only the rows of the tokens."""
+        if name not in self._tokens:
+            return self._source.tensor(name)
+        distinct, places = np.unique(self._tokens[name], return_inverse=True)
+        chosen, start = [], 0
+        for part in self._source.rows(name):
+            end = start + len(part)
+            chosen.append(part[distinct[(start <= distinct) & (distinct < end)] - start])
+            start = end
+        return np.concatenate(chosen)[places]
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Read a weight in a single part."""
+        yield self.tensor(name)
+
+
+class _HeadRows:
+    """A source whose head has only some consecutive rows.
+
+    Args:
+        config: configuration of the whole model.
+        rows: f32 [N, hidden], rows of the head from `start` on.
+
+    Attributes:
+        config: the configuration with N tokens.
+    """
+
+    def __init__(
+        self, source: WeightSource, config: ModelConfig, rows: NDArray[np.float32], start: int
+    ) -> None:
+        self._source, self._rows, self._start = source, rows, start
+        self.quantized, self.rows = source.quantized, source.rows
+        self._head = EMBEDDING if config.tied else HEAD
+        self.config = msgspec.structs.replace(config, vocab_size=len(rows), head_tokens=None)
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """Read a weight; of the head and its bias, only the rows."""
+        if name == self._head:
+            return self._rows
+        weight = self._source.tensor(name)
+        return weight[self._start :][: len(self._rows)] if name == HEAD_BIAS else weight
+
+
+def _grouped(parts: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+    """Join consecutive parts [n, K] of a weight until they have `HEAD_BYTES`."""
+    group: list[NDArray[np.float32]] = []
+    for part in parts:
+        group.append(part)
+        if sum(each.nbytes for each in group) >= HEAD_BYTES:
+            yield group[0] if len(group) == 1 else np.concatenate(group)
+            group = []
+    if group:
+        yield np.concatenate(group)
+
+
+def largest_layer(config: ModelConfig) -> int:
+    """Return the size of the largest layer in float32, bytes."""
     sizes: dict[str, int] = {}
     for name, shape in weights(config):
-        layer = LAYER.search(name)
-        part = layer[1] if layer else name
-        sizes[part] = sizes.get(part, 0) + 4 * math.prod(size.value for size in shape)
+        if layer := LAYER.search(name):
+            values = math.prod(size.value for size in shape)
+            sizes[layer[1]] = sizes.get(layer[1], 0) + 4 * values
     return max(sizes.values())
 
 
@@ -167,7 +294,7 @@ def _with_context(config: ModelConfig, length: int) -> ModelConfig:
 
 
 def _feeds(
-    session: Any, config: ModelConfig, tokens: NDArray[np.int64], values: Mapping[str, Floats]
+    session: Any, config: ModelConfig, tokens: NDArray[np.int64], values: Mapping[str, NDArray[Any]]
 ) -> dict[str, Any]:
     """Return the graph's inputs for one pass over a text with an empty cache."""
     length = len(tokens)

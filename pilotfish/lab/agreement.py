@@ -18,6 +18,7 @@ token by token, whereas here the text is tokenised as a whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,11 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import PromptTooLongError
 from pilotfish.bridge import Prompt
+from pilotfish.drafting.ahead import PassAcceptance
 from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.drafting.window import Drafter
 from pilotfish.speculation.distributions import Floats, Sampling
+from pilotfish.speculation.pass_drafts import stream_drafts
 from pilotfish.speculation.sequences import common_prefix
 from pilotfish.wire.protocols import SamplingParams
 from pilotfish.wire.protocols.ahead import draft_with_margin
@@ -39,21 +42,53 @@ GREEDY = SamplingParams(sampling=Sampling(temperature=0.0), seed=0)
 _ROWS = 64  # rows of logits in one pass; with 152k tokens, 64 · 152k · 4 bytes are 39 MB
 
 
+@dataclass
+class PassesInUse:
+    """How many drafts the passes of a drafter make, as it learns from answers under `ahead`.
+
+    target_s: seconds of a target's pass. drafts: number of drafts of the last pass.
+    """
+
+    target_s: float
+    acceptance: PassAcceptance = field(default_factory=PassAcceptance)
+    drafts: int = 1
+
+    def choose(self, drafter: Drafter) -> int:
+        """Choose the number of drafts of the next pass, for a target without a link between."""
+        self.drafts = stream_drafts(
+            self.acceptance.means(drafter.drafts_per_pass),
+            drafter.pass_times,
+            target_s=self.target_s,
+            rtt_s=0.0,
+        )
+        return self.drafts
+
+
 def agreement(
-    drafter: Drafter, prompt: Prompt, answer: Sequence[int] | Ids, sampling: SamplingParams = GREEDY
+    drafter: Drafter,
+    prompt: Prompt,
+    answer: Sequence[int] | Ids,
+    sampling: SamplingParams = GREEDY,
+    passes: PassesInUse | None = None,
 ) -> Agreed:
     """Compute whether the drafter would draft each token of an answer, bool [n].
 
     answer: target ids, [n]. sampling: the parameters under which the target wrote the answer. A
     position at which the drafter drafts nothing counts as disagreement. Afterwards the drafter is
-    in the same state as after a generation of this answer. Raises `PromptTooLongError` if prompt
-    and answer exceed the drafter's context.
+    in the same state as after a generation of this answer. passes: for a drafter of several drafts
+    per pass: how many it makes; the answer is then read as `ahead` drafts it, with a new pass after
+    each wrong draft. None: one. Raises `PromptTooLongError` if prompt and answer exceed the
+    drafter's context.
     """
     expected = np.asarray(answer, dtype=np.uint32)
     drafter.start(prompt)
     text = np.concatenate([prompt.ids, expected])
-    drafts = np.full(len(expected), -1, dtype=np.int64)
     start = len(prompt.ids)
+    if passes is not None and drafter.drafts_per_pass > 1:
+        by_passes = _read_pass_by_pass(drafter, text, start, sampling, passes)
+        drafter.end(text)
+        return by_passes
+    drafts = np.full(len(expected), -1, dtype=np.int64)
     if isinstance(drafter, ModelDrafter):
         predictions = _predict_in_wide_passes(drafter, text, start)
     else:
@@ -66,6 +101,33 @@ def agreement(
                 drafts[position] = draft_with_margin(row, sampling, start + int(position))[0]
     drafter.end(text)
     agreed: Agreed = drafts == expected
+    return agreed
+
+
+def _read_pass_by_pass(
+    drafter: Drafter, text: Ids, start: int, sampling: SamplingParams, passes: PassesInUse
+) -> Agreed:
+    """Compute whether each token after the first ``start`` of a text is drafted, bool [n]."""
+    if drafter.remaining_context(text[:-1]) < 1:
+        raise PromptTooLongError(
+            f"The context of drafter {drafter.name} is {drafter.context} tokens, which is too "
+            "short for this prompt and its answer."
+        )
+    agreed: Agreed = np.zeros(len(text) - start, dtype=np.bool_)
+    no_drafts, at = text[:0], 0
+    while at < len(agreed):
+        most = min(passes.choose(drafter), len(agreed) - at)
+        level = drafter.predict_next(text[: start + at], no_drafts, most)
+        if level is None:
+            at += 1
+            continue
+        for place, row in enumerate(level.logits):
+            token = draft_with_margin(row, sampling, start + at)[0]
+            agreed[at] = token == text[start + at]
+            passes.acceptance.count(place, bool(agreed[at]))
+            at += 1
+            if not agreed[at - 1]:
+                break
     return agreed
 
 

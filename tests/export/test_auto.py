@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 
 from pilotfish.base.errors import PairMismatchError
@@ -13,6 +14,7 @@ from pilotfish.device_runtime.drafter_trial import LONGEST, SIZES, fastest_windo
 from pilotfish.engines.artifact import Artifact
 from pilotfish.export.model import export_model
 from pilotfish.speculation.theory import tokens_per_round
+from tests.support.ring import HEADS, ring_artifact, ring_pair
 from tests.support.small_checkpoints import LLAMA, tiny_weights, write_gguf
 from tests.support.tiny import tiny_artifact
 
@@ -142,10 +144,39 @@ def test_a_target_of_another_vocabulary_is_refused(target: Path, tmp_path: Path)
 def test_the_best_window_is_the_best_of_all(
     acceptance: float, draft_s: float, verify_s: float, rtt_s: float
 ) -> None:
-    window, rate = fastest_window(acceptance, draft_s, [verify_s] * len(SIZES), rtt_s)
+    best = fastest_window([acceptance], {1: draft_s}, [verify_s] * len(SIZES), rtt_s)
     rates = [
         tokens_per_round(acceptance, length) / (length * draft_s + rtt_s + verify_s)
         for length in range(1, LONGEST + 1)
     ]
-    assert rate == pytest.approx(max(rates))
-    assert rates[window - 1] == pytest.approx(rate)
+    assert best.tokens_per_s == pytest.approx(max(rates))
+    assert best.passes == [1] * (1 + int(np.argmax(rates)))
+    assert best.draft_s == pytest.approx(draft_s, abs=1e-9)
+
+
+def test_a_drafter_of_several_drafts_a_pass_is_tried_as_it_will_draft(tmp_path: Path) -> None:
+    """Its weights without the mask token have the α of the first place, and draft one by one."""
+    draft, target = (Artifact.open(path) for path in ring_pair(tmp_path))
+    alone = ring_artifact(tmp_path / "alone", 4.0 * 0.5 ** np.arange(HEADS))
+    trials = try_drafters(
+        {"masked": draft, "alone": alone},
+        target,
+        ["a", "bc"],
+        rtt_s=0.05,
+        target_s=0.02,
+        progress=lambda *_: None,
+    )
+    masked, single = trials["masked"], trials["alone"]
+    assert single.passes == [1] * single.window
+    assert sum(masked.passes) == masked.window
+    if max(masked.passes) > 1:  # unless wide passes are very slow on this machine
+        assert masked.acceptance < single.acceptance
+
+
+@pytest.mark.parametrize(("wide_s", "several"), [(0.0, True), (1.0, False)])
+def test_a_pass_makes_several_drafts_if_they_cost_little(wide_s: float, several: bool) -> None:
+    times = {1: 0.01, 15: 0.01 + wide_s}
+    best = fastest_window([0.8, 0.7, 0.6, 0.5], times, [0.02] * len(SIZES), 0.05)
+    assert (max(best.passes) > 1) == several
+    if several:
+        assert best.draft_s == pytest.approx(0.01 * len(best.passes) / sum(best.passes))

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
+from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.export import cost
+from pilotfish.export import cost, reference
 from pilotfish.export.cost import TEXT
 from pilotfish.export.model import export_model
 from pilotfish.export.model_config import Layer
-from pilotfish.export.reference import Reference, largest_part
+from pilotfish.export.reference import Reference, largest_layer
+from pilotfish.export.sources import open_source
 from tests.support.prefill import prefill
 from tests.support.small_checkpoints import LLAMA, tiny_weights, write_gguf
 from tests.support.tiny import FAMILIES, SHARING, RandomSource, plain_rope, tiny_config
@@ -38,11 +41,10 @@ def test_layer_by_layer_is_the_whole_model(tmp_path: Path, family: str) -> None:
     whole = Decoder(export_model(random, tmp_path / "fp32"), provider="cpu")
     tokens = (5 * np.arange(50)) % 128
     parts = []
-    reference = Reference(random, random.config, tmp_path)
-    states = reference.states(tokens, lambda: parts.append(1))
-    assert len(parts) == reference.parts
-    with reference.head(states) as logits:
-        result = logits(20, 50)
+    exact = Reference(random, random.config, tmp_path)
+    states = exact.states(tokens, lambda: parts.append(1))
+    assert len(parts) == exact.parts
+    result = exact.logits(states, 128)[20:]
     wanted = prefill(whole, 0, tokens, rows=30).logits
     np.testing.assert_allclose(result, wanted, atol=2e-4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fp32"]
@@ -58,9 +60,8 @@ def test_a_text_is_read_by_the_rotary_factors_of_the_artifact(
     random = RandomSource(tiny_config(pattern=(Layer(rope),), context=context), 3)
     whole = Decoder(export_model(random, tmp_path / "fp32", context=context), provider="cpu")
     tokens = (5 * np.arange(length)) % 128
-    reference = Reference(random, random.config, tmp_path)
-    with reference.head(reference.states(tokens, lambda: None)) as logits:
-        result = logits(0, length)
+    exact = Reference(random, random.config, tmp_path)
+    result = exact.logits(exact.states(tokens, lambda: None), 128)
     wanted = prefill(whole, 0, tokens, rows=length).logits
     np.testing.assert_allclose(result, wanted, atol=2e-4)
 
@@ -108,7 +109,7 @@ def test_float32_and_what_is_not_checked_say_nothing(tmp_path: Path) -> None:
         assert b'"cost"' not in (made.path / "manifest.json").read_bytes()
 
 
-@pytest.mark.parametrize("short", ["disk", "memory", "runtime"])
+@pytest.mark.parametrize("short", ["memory", "runtime"])
 def test_what_cannot_be_measured_is_told_and_exported_all_the_same(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -116,28 +117,81 @@ def test_what_cannot_be_measured_is_told_and_exported_all_the_same(
     short: str,
 ) -> None:
     path = str(source(tmp_path))
-    if short == "disk":
-        usage = cost.shutil.disk_usage(tmp_path)
-        monkeypatch.setattr(cost.shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    elif short == "memory":
+    if short == "memory":
         (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 9 kB\n")
         monkeypatch.setattr(cost, "MEMORY", tmp_path / "meminfo")
     else:
         monkeypatch.setattr("pilotfish.export.reference.CPU", "NoExecutionProvider")
     made = export_model(path, tmp_path / "a", precision="int8", check=True)
     assert made.manifest.cost is None
-    reasons = {"disk": "of free disk", "memory": "of memory", "runtime": "built without"}
+    reasons = {"memory": "of memory", "runtime": "built without"}
     assert reasons[short] in caplog.text
     made.verify()
     assert {file.name for file in made.path.iterdir()} == {*made.manifest.files, "manifest.json"}
 
 
-def test_the_largest_part_is_a_layer_or_a_table() -> None:
-    shallow = tiny_config(vocab_size=4096)
-    assert largest_part(shallow) == 4 * 4096 * 64
+def test_the_measurement_writes_graphs_without_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    opened = reference.open_session
+
+    def measure(graph: Path, *args: object, **options: object) -> object:
+        sizes.append(sum(file.stat().st_size for file in graph.parent.glob("*.onnx")))
+        return opened(graph, *args, **options)  # type: ignore[arg-type]
+
+    made = export_model(str(source(tmp_path)), tmp_path / "a", precision="int8")
+    size = sum(file.stat().st_size for file in made.path.iterdir())
+    monkeypatch.setattr(reference, "open_session", measure)
+    weights = open_source(str(source(tmp_path)))
+    assert cost.measure_cost(weights, weights.config, made.path)
+    assert len(sizes) == 1 + weights.config.layers + 2
+    assert max(sizes) < size / 4
+
+
+def test_the_largest_layer_counts_no_table() -> None:
+    assert largest_layer(tiny_config(vocab_size=4096)) == largest_layer(tiny_config())
     inner, hidden, kv = 512, 64, 32
     layer = 4 * (2 * hidden + 2 * hidden * hidden + 2 * kv * hidden + 3 * inner * hidden)
-    assert largest_part(tiny_config(intermediate=inner)) == layer
+    assert largest_layer(tiny_config(intermediate=inner)) == layer
+
+
+DAMAGES = ["two tensors", "one scale", "rotation"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_to_the_artifact_costs(tmp_path: Path, damage: str) -> None:
+    """What is compared is what was written, not what should have been written."""
+    opened = open_source(str(source(tmp_path)))
+    made = export_model(opened, tmp_path / "a", precision="int8")
+    intact = cost.measure_cost(opened, opened.config, made.path)
+    graph = onnx.load(made.graph_path, load_external_data=False)
+    places = {
+        each.name: {entry.key: entry.value for entry in each.external_data}
+        for each in graph.graph.initializer
+        if each.external_data
+    }
+    data = np.memmap(made.path / "model.onnx.data", np.uint8, "r+")
+
+    def part(name: str) -> NDArray[np.uint8]:
+        start, length = (int(places[name][key]) for key in ("offset", "length"))
+        return data[start : start + length]
+
+    layers = [f"model.layers.{i}.mlp.down_proj.weight" for i in (0, 1)]
+    if damage == "two tensors":
+        first, second = (part(f"{name}.codes") for name in layers)
+        first[:], second[:] = second.copy(), first.copy()
+    elif damage == "one scale":
+        scales = part(f"{layers[1]}.scales").view(np.float32)
+        scales[np.argmax(np.abs(scales))] *= -1
+    else:
+        cos, sin = (part(name) for name in ("rotary.0.cos", "rotary.0.sin"))
+        cos[:], sin[:] = sin.copy(), cos.copy()
+    data.flush()
+    damaged = cost.measure_cost(opened, opened.config, made.path)
+    assert intact is not None
+    assert damaged is not None
+    assert damaged.kl > 1.02 * intact.kl
 
 
 @pytest.mark.parametrize("flags", [(), ("--no-check",)])

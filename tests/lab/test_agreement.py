@@ -11,11 +11,20 @@ from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import PromptTooLongError
 from pilotfish.bridge import Pair
 from pilotfish.drafting.model_drafter import ModelDrafter
+from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.lab.agreement import GREEDY, agreement, count_accepted, count_by_depth
+from pilotfish.lab.agreement import (
+    GREEDY,
+    PassesInUse,
+    agreement,
+    count_accepted,
+    count_by_depth,
+)
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.protocols import SamplingParams
+from pilotfish.wire.protocols.ahead import draft_with_margin
 from tests.support.bridged import SMALL
+from tests.support.ring import MASK, ring_pair
 from tests.support.tiny import tiny_artifact
 
 PROMPTS = ["abc", "bcd ef", "a long prompt, by these standards", "", "zzzz"]
@@ -131,3 +140,40 @@ def test_depths_by_hand():
     assert reached.tolist() == [4, 3, 2]
     assert right.tolist() == [3, 2, 1]
     assert GREEDY.sampling.greedy
+
+
+@pytest.mark.parametrize("drafts", [1, 4, 8])
+def test_a_drafter_of_several_drafts_is_read_as_it_drafts(tmp_path, monkeypatch, drafts):
+    """Pass by pass: mask tokens follow the text, and a new pass begins after a wrong draft."""
+    from pilotfish.engines.artifact import Artifact
+
+    draft, target = (Artifact.open(path) for path in ring_pair(tmp_path))
+    drafter, pair = opened(draft, Vocabulary.from_artifact(target))
+    law = SamplingParams(sampling=Sampling(temperature=1.0), seed=5)
+    text = [3]
+    author = Decoder(target, threads=1, provider="cpu")
+    for at in range(1, 90):
+        logits = author.forward([Pass(0, np.array(text[-1:]))])[0].logits[0].copy()
+        text.append(draft_with_margin(logits, law, at)[0])
+    prompt, answer = pair.prompt(text[:1]), text[1:]
+    monkeypatch.setattr("pilotfish.lab.agreement.stream_drafts", lambda *_, **__: drafts)
+    passes = PassesInUse(target_s=0.04)
+    agreed = agreement(drafter, prompt, answer, law, passes)
+    reader = Decoder(draft, threads=1, provider="cpu")
+    expected, places = [], []
+    while len(expected) < len(answer):
+        known = 1 + len(expected)
+        some = min(drafts, len(answer) - len(expected))
+        masked = np.array([*text[:known], *[MASK] * (some - 1)])
+        reader.rollback(0, 0)
+        for place, row in enumerate(reader.forward([Pass(0, masked, some)])[0].logits):
+            token = draft_with_margin(row, law, known + place)[0]
+            expected.append(token == text[known + place])
+            places.append(place)
+            if not expected[-1]:
+                break
+    assert agreed.tolist() == expected
+    assert max(places) == drafts - 1 or drafts == 8  # all eight are rarely right
+    assert max(places) > 0 or drafts == 1
+    assert passes.drafts == drafts
+    drafter.release()

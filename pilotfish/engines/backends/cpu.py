@@ -8,7 +8,7 @@ first pass of a drafter's window has one token or two, and the other passes have
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,21 +105,11 @@ class CpuBinding(Binding):
     def bind_states(self, step: StateStep) -> None:
         """Make the next run read and write these states."""
         self._step = step  # a reference that keeps the bound arrays alive
-        read, written = self._binding.bind_input, self._binding.bind_output
-        places = [
-            (read, "past", "inputs", step.earlier),
-            (written, "present", "inputs", step.inputs),
-            (read, "past", "state", step.past),
-            (written, "settled", "state", step.settled),
-            (written, "present", "state", step.present),
-        ]
-        for bind, side, role, arrays in places:
-            for layer, array in zip(
-                self._state_layers, () if arrays is None else arrays, strict=False
-            ):
-                shape = array.shape if role == "inputs" else (1, *array.shape)
-                name = f"{side}.{layer}.{role}"
-                bind(name, "cpu", 0, np.float32, shape, array.ctypes.data)
+        for name, array in state_arrays(self._state_layers, step):
+            bind = (
+                self._binding.bind_input if name.startswith("past.") else self._binding.bind_output
+            )
+            bind(name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
 
     def run(self, answers: Answers, row: int, rows: int) -> None:
         """Run the graph once."""
@@ -132,3 +122,19 @@ class CpuBinding(Binding):
                 part = answer[row : row + rows]
                 self._binding.bind_output(name, "cpu", 0, np.float32, part.shape, part.ctypes.data)
         self._session.run_with_iobinding(self._binding)
+
+
+def state_arrays(
+    layers: Sequence[int], step: StateStep
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    """Yield the graph's inputs `past` and outputs `settled` and `present`, with their arrays."""
+    places = [
+        ("past", "inputs", step.earlier),
+        ("present", "inputs", step.inputs),
+        ("past", "state", step.past),
+        ("settled", "state", step.settled),
+        ("present", "state", step.present),
+    ]
+    for side, role, arrays in places:
+        for layer, array in zip(layers, () if arrays is None else arrays, strict=False):
+            yield f"{side}.{layer}.{role}", array if role == "inputs" else array[None]

@@ -18,7 +18,7 @@ from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.source import PartOfSource, WeightSource
 from pilotfish.export.weight_sizes import LAYER
-from pilotfish.export.weights import TOKEN_PROJECTION, TOKEN_TABLE
+from pilotfish.export.weights import EMBEDDING, HEAD, TOKEN_PROJECTION, TOKEN_TABLE
 
 
 class FirstLayers(PartOfSource):
@@ -62,6 +62,9 @@ class FirstLayers(PartOfSource):
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Read a remaining weight in parts; the table of per-layer embeddings is cut."""
+        if name in {EMBEDDING, HEAD}:
+            yield from self.whole.rows(name)
+            return
         if name != TOKEN_TABLE or self.config.token_inputs is None:
             yield self.tensor(name)
             return

@@ -28,6 +28,7 @@ from pilotfish.export.sources.source import Progress
 from pilotfish.export.sources.tensor_names import Origin, TensorSlicer, find_weights, stored_name
 from pilotfish.export.sources.weight_check import check_weights
 from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
+from pilotfish.export.weights import EMBEDDING, HEAD
 
 T = TypeVar("T", np.float32, np.int64)
 FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
@@ -115,8 +116,12 @@ class GgufSource:
         return values if heads is None else _deinterleave(values, heads)
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read one weight as a single part: no class with GGUF files has a large table."""
-        yield self.tensor(name)
+        """Read the embedding and the head in parts, other weights as a single part."""
+        origin = self._origins.get(name)
+        if origin is None or origin.part is not None or name not in {EMBEDDING, HEAD}:
+            yield self.tensor(name)
+        else:
+            yield from self._file.rows(origin.stored[0])
 
     def _read_stored(self, origin: Origin) -> NDArray[np.float32]:
         """Read a tensor, or an expert's part; cache a fused tensor until its next part is read."""

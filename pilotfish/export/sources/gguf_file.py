@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +30,7 @@ from pilotfish.export.sources.mapped_file import MappedFile
 MAGIC = b"GGUF"
 MAX_DIMENSIONS = 4
 VALUES_AT_ONCE = 1 << 20
+GROUP = 16  # rows per call of a function of the gguf package
 STRING, ARRAY = 8, 9
 # Value types of fixed size: type number → struct code.
 SCALARS = {
@@ -90,11 +92,30 @@ class GgufFile:
         Raises:
             ExportError: if the tensor does not exist, or its type cannot be dequantised.
         """
-        from gguf import GGMLQuantizationType
-
         if name not in self.tensors:
             raise ExportError(f"{self.path} has no tensor {name}")
-        info = self._part(name, index)
+        return self._floats(name, self._part(name, index))
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Yield a tensor [N, K] in parts of consecutive rows, of a few megabytes each.
+
+        Raises:
+            ExportError: see `tensor`.
+        """
+        if name not in self.tensors:
+            raise ExportError(f"{self.path} has no tensor {name}")
+        info = self.tensors[name]
+        total, width = info.shape
+        size, step = info.size // total, max(1, VALUES_AT_ONCE // width)
+        for start in range(0, total, step):
+            count = min(step, total - start)
+            place = info.start + start * size
+            yield self._floats(name, TensorInfo((count, width), info.kind, place, count * size))
+
+    def _floats(self, name: str, info: TensorInfo) -> NDArray[np.float32]:
+        """Read and dequantise a part of a tensor."""
+        from gguf import GGMLQuantizationType
+
         kind = GGMLQuantizationType(info.kind)
         raw = self._file.view(info.start, info.size)
         if kind == GGMLQuantizationType.F32:
@@ -138,16 +159,22 @@ class GgufFile:
 def _dequantize(
     raw: NDArray[np.uint8], kind: GGMLQuantizationType, shape: tuple[int, ...]
 ) -> NDArray[np.float32]:
-    """Dequantise a few rows at a time, because the package keeps all intermediate results."""
+    """Dequantise a few blocks at a time, because the package keeps all intermediate results.
+
+    The package calls its functions for `GROUP` rows at a time, so it gets long rows of many blocks:
+    with the rows of a narrow weight, the calls take as long as the arithmetic.
+    """
+    from gguf import GGML_QUANT_SIZES
     from gguf.quants import dequantize
 
-    # Each quantised row consists of whole blocks, so all rows have the same size.
-    width = shape[-1]
-    rows = raw.reshape(math.prod(shape[:-1]), -1)  # [rows, bytes of a row]
-    values = np.empty((len(rows), width), np.float32)
-    step = max(1, VALUES_AT_ONCE // width)
-    for start in range(0, len(rows), step):
-        values[start : start + step] = dequantize(rows[start : start + step], kind)
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    blocks = raw.reshape(-1, block_bytes)
+    values = np.empty((len(blocks), block), np.float32)
+    step = max(1, VALUES_AT_ONCE // block // GROUP) * GROUP
+    for start in range(0, len(blocks), step):
+        some = blocks[start : start + step]
+        rows = some.reshape(GROUP if len(some) % GROUP == 0 else 1, -1)
+        values[start : start + step] = dequantize(rows, kind).reshape(-1, block)
     return values.reshape(shape)
 
 

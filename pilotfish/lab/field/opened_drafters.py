@@ -21,7 +21,7 @@ from pilotfish.drafting.window import Drafter
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.engines.pass_times import time_interleaved
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.lab.agreement import GREEDY, Agreed, agreement
+from pilotfish.lab.agreement import GREEDY, Agreed, PassesInUse, agreement
 from pilotfish.lab.field.target_answers import AnswerHeader, TargetAnswer
 from pilotfish.lab.pairs import pair_vocabularies
 from pilotfish.wire.protocols.ahead import draft_with_margin
@@ -37,13 +37,14 @@ class Contender:
 
     name: the last parts of the drafter's path; as many parts as make the name unique. agreed:
     whether each token of an answer is drafted correctly, by prompt number, without prompts that
-    exceed the drafter's context.
+    exceed the drafter's context. passes: how many drafts a pass makes, learnt from the answers.
     """
 
     name: str
     source: DraftSource
     pair: Pair
     drafter: Drafter
+    passes: PassesInUse = field(default_factory=lambda: PassesInUse(0.0))
     agreed: dict[int, Agreed] = field(default_factory=dict)
 
     @property
@@ -113,9 +114,14 @@ def read_answers(
     for answer in answers:
         for contender in contenders:
             prompt = contender.prompt(header, answer.prompt)
+            contender.passes.target_s = answer.pass_s
             try:
                 agreed = agreement(
-                    contender.drafter, prompt, answer.tokens, header.sampling(answer.prompt)
+                    contender.drafter,
+                    prompt,
+                    answer.tokens,
+                    header.sampling(answer.prompt),
+                    contender.passes,
                 )
             except PromptTooLongError:
                 pass
@@ -150,39 +156,38 @@ def measure_draft_s(
         if readable:
             middle = readable[len(readable) // 2]
             timers.append(
-                _timer(
-                    contender.drafter, contender.prompt(header, middle), tokens_by_prompt[middle]
-                )
+                _timer(contender, contender.prompt(header, middle), tokens_by_prompt[middle])
             )
         else:
             first = contender.prompt(header, answers[0].prompt).ids[:1]
-            timers.append(_timer(contender.drafter, contender.pair.prompt(first.tolist()), []))
+            timers.append(_timer(contender, contender.pair.prompt(first.tolist()), []))
     return time_interleaved(timers, progress)
 
 
-def _timer(drafter: Drafter, prompt: Prompt, answer: Sequence[int]) -> Callable[[], float]:
-    """Return a function that makes the next draft and returns the seconds it took.
+def _timer(contender: Contender, prompt: Prompt, answer: Sequence[int]) -> Callable[[], float]:
+    """Return a function that makes the next pass and returns the seconds per draft.
 
     The drafts take the places of the answer's last tokens, so that they fit the context.
     """
+    drafter, most = contender.drafter, contender.passes.drafts
     drafter.start(prompt)
-    count = min(_RUN, max(1, len(answer)))
+    count = min(max(_RUN, 2 * most), max(1, len(answer)))
     length = len(prompt.ids) + max(0, len(answer) - count)
     committed = np.concatenate([prompt.ids, np.asarray(answer, np.uint32)])[:length]
     drafter.prefill(committed)
     drafts: list[int] = []
 
-    def make_draft() -> float:
-        if len(drafts) == count:
+    def make_drafts() -> float:
+        if len(drafts) + most > count:
             drafts.clear()
         draft_ids: NDArray[np.uint32] = np.array(drafts, dtype=np.uint32)
         begun_s = time.perf_counter()
-        level = drafter.predict_next(committed, draft_ids)
-        token = (
-            0 if level is None else draft_with_margin(level.logits[0], GREEDY, len(committed))[0]
-        )
+        level = drafter.predict_next(committed, draft_ids, most)
+        tokens = [0]
+        if level is not None:
+            tokens = [draft_with_margin(row, GREEDY, len(committed))[0] for row in level.logits]
         taken_s = time.perf_counter() - begun_s
-        drafts.append(token)
-        return taken_s
+        drafts.extend(tokens)
+        return taken_s / len(tokens)
 
-    return make_draft
+    return make_drafts
