@@ -119,6 +119,7 @@ class PrecisionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 # fields that `Manifest.encode` omits if they are None
 _OPTIONAL = (
     "window", "states", "caches", "cost", "head_tokens", "mask_token", "special_tokens",
+    "calibrated_matrices",
 )  # fmt: skip
 
 
@@ -144,7 +145,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     these. `head_tokens` is the number of logits of a cut head; None for a whole head. A model with
     a cut head still reads all tokens. `mask_token` is the token that stands for an unknown token in
     a model trained to draft several tokens in one pass; None for other models. It may be a padding
-    row of the embedding, beyond `vocab_size`.
+    row of the embedding, beyond `vocab_size`. `calibrated_matrices` is the number of matrices that
+    were rounded to 4 bits by their inputs on a built-in text; None if there are none.
     """
 
     format: int = FORMAT
@@ -176,6 +178,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hidden_states: bool = True
     head_tokens: Size | None = None
     mask_token: TokenId | None = None
+    calibrated_matrices: Positive | None = None
 
     @property
     def readable_tokens(self) -> int:

@@ -14,7 +14,7 @@ Subclasses choose the operators, and add the graph inputs that their attention n
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -58,11 +58,23 @@ class WeightReader(Protocol):
         ...
 
 
+RoundMatrices = Callable[[Sequence[str], Sequence[NDArray[np.float32]]], list[Quantized]]
+
+
 class Dialect(AttentionInputs):
-    """A writer of one model's graph, with the operators of one dialect."""
+    """A writer of one model's graph, with the operators of one dialect.
+
+    Attributes:
+        products: names of the weights of each product that may be rounded, joined by "+" → the name
+            and the width of its input.
+        round_matrices: rounds the weights of the modules of a product, which have the same input;
+            None to round all to `bits` (`export.quantize`).
+    """
 
     name: ClassVar[DialectName]
     contrib: ClassVar[bool] = False
+    # Whether an embedding is rounded like the head, so that a tied head has the same codes.
+    embeds_blocks: ClassVar[bool] = False
     precisions: ClassVar[Sequence[str]]
 
     def __init__(
@@ -74,6 +86,8 @@ class Dialect(AttentionInputs):
         self.bits = BITS.get(precision)
         self.head_bits = BITS.get(HEADS.get(precision, precision))
         self.logit_rows = graph.input("logit_rows", "int64", ["N"])
+        self.products: dict[str, tuple[str, int]] = {}
+        self.round_matrices: RoundMatrices | None = None
 
     # --- for subclasses --------------------------------------------------------------------
 
@@ -128,6 +142,11 @@ class Dialect(AttentionInputs):
             total = projection(self, x, names, weights)
             return self.graph.op("Add", total, bias) if bias else total
         floats = [weight for weight in weights if not isinstance(weight, Quantized)]
+        if rounded:
+            self.products[label] = (x, floats[0].shape[1])
+        if rounded and self.round_matrices is not None:
+            total = projection(self, x, names, self.round_matrices(names, floats))
+            return self.graph.op("Add", total, bias) if bias else total
         weight = floats[0] if len(floats) == 1 else np.concatenate(floats)
         del weights, floats
         return self._product(x, f"{label}.weight", weight, bias, self.bits if rounded else None)
@@ -150,6 +169,9 @@ class Dialect(AttentionInputs):
             return look_up(self, name, blocks, self.tokens)
         if self.bits is None:
             return self.graph.op("Gather", self.weight(name), self.tokens)
+        if self.embeds_blocks and self.head_bits is not None:
+            table = quantize(name, self.read(name), self.head_bits, widest=LARGEST)
+            return look_up(self, name, table, self.tokens)
         codes, scales = quantize_rows(self.read(name))
         row = self.signed_rows(f"{name}.row_codes", codes.shape, [codes], self.tokens)
         scale = self.graph.op(
