@@ -119,7 +119,7 @@ class PrecisionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 # fields that `Manifest.encode` omits if they are None
 _OPTIONAL = (
     "window", "states", "caches", "cost", "head_tokens", "mask_token", "drafts_per_pass",
-    "special_tokens",
+    "special_tokens", "calibrated_matrices",
 )  # fmt: skip
 
 
@@ -146,7 +146,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     a cut head still reads all tokens. `mask_token` is the token that stands for an unknown token in
     a model trained to draft several tokens in one pass; None for other models. It may be a padding
     row of the embedding, beyond `vocab_size`. `drafts_per_pass` is the number of drafts that it was
-    trained to make in a pass; None if the checkpoint does not state it.
+    trained to make in a pass; None if the checkpoint does not state it. `calibrated_matrices` is
+    the number of matrices that were rounded to 4 bits by their inputs on a built-in text; None if
+    there are none.
     """
 
     format: int = FORMAT
@@ -179,6 +181,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     head_tokens: Size | None = None
     mask_token: TokenId | None = None
     drafts_per_pass: Positive | None = None
+    calibrated_matrices: Positive | None = None
 
     @property
     def readable_tokens(self) -> int:

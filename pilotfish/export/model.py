@@ -36,9 +36,11 @@ from pilotfish.engines.states import WINDOW
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.atomic import replacing
 from pilotfish.export.blocks import Quantized
+from pilotfish.export.calibration import Calibration
 from pilotfish.export.chat_check import build_vocabulary, check_chat
 from pilotfish.export.cost import measure_cost
 from pilotfish.export.dialects import Dialect, choose_dialect
+from pilotfish.export.error_compensation import BITS
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.genai_copy import copy_genai
 from pilotfish.export.gguf_copy import copy_gguf
@@ -128,7 +130,7 @@ def export_model(
         )
     warnings = check_chat(build_vocabulary(weights))
     with replacing(Path(out)) as directory:
-        digests = _write_graph(weights, config, directory, precision, kind, progress)
+        digests, calibrated = _write_graph(weights, config, directory, precision, kind, progress)
         if head_tokens is not None:
             digests[HEAD_TOKENS_NAME] = _write_tokens(directory / HEAD_TOKENS_NAME, head_tokens)
         tokenizer = directory / TOKENIZER_NAME
@@ -136,7 +138,9 @@ def export_model(
         digests[TOKENIZER_NAME] = file_sha256(tokenizer)
         fingerprint = Tokenizer(tokenizer).fingerprint
         manifest = _manifest(weights, config, precision, kind, fingerprint, digests)
-        manifest = msgspec.structs.replace(manifest, warnings=warnings)
+        manifest = msgspec.structs.replace(
+            manifest, warnings=warnings, calibrated_matrices=calibrated
+        )
         (directory / MANIFEST_NAME).write_bytes(manifest.encode())
         if check and precision != "fp32":
             cost = measure_cost(weights, config, directory, progress)
@@ -173,17 +177,27 @@ def _write_graph(
     precision: Precision,
     kind: type[Dialect],
     progress: Progress | None,
-) -> dict[str, str]:
-    """Write graph and weights; return file name → SHA-256."""
+) -> tuple[dict[str, str], int | None]:
+    """Write graph and weights.
+
+    Return file name → SHA-256, and the number of calibrated matrices, None if there are none.
+    """
+    calibration = None
     with (directory / DATA_NAME).open("wb") as data:
         graph = GraphWriter(data, DATA_NAME)
         reader = _CountingSource(source, progress) if progress else source
-        write_network(kind(graph, config, reader, precision), config)
+        net = kind(graph, config, reader, precision)
+        if net.bits == BITS:
+            vocabulary = build_vocabulary(source)
+            calibration = Calibration(source, config, vocabulary, directory, progress)
+            net.round_matrices = calibration.round
+        write_network(net, config)
         graph.save(directory / GRAPH_NAME, opset=kind.opset)
-    return {
+    digests = {
         GRAPH_NAME: file_sha256(directory / GRAPH_NAME),
         DATA_NAME: graph.data_sha256,
     }
+    return digests, calibration.matrices or None if calibration else None
 
 
 class _CountingSource:

@@ -10,10 +10,10 @@ blocks of GGUF's Q4_0 and Q8_0 have it exactly, and blocks of Q4_1, Q4_K, AWQ an
 offset per block, w = (code − 8) · scale + offset (`_grid`). Rounding Q4_1 a second time would cost
 a drafter a quarter of its acceptance (docs/engines.md).
 
-Other weights are rounded symmetrically to the nearest code. Measurements spoke against zero points:
-integer zero points gain no more accuracy than a better search for scales would, and with float zero
-points ONNX Runtime's kernel takes 50 times as long. Offsets need a separate product with the block
-sums of x (`export.dialects.quantized_weights`).
+Other weights are rounded symmetrically to the nearest code here, in 8 bits and for experts. In 4
+bits, matrices are rounded by their inputs on a text, with zero points (`export.calibration`). Float
+zero points would take ONNX Runtime's kernel 50 times as long, and offsets need a separate product
+with the block sums of x (`export.dialects.quantized_weights`).
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ def quantize(
         scales[part] = rounded.scales.reshape(-1, width // block)
         offsets[part] = rounded.offsets.reshape(-1, width // block)
     return Quantized(bits, codes, scales, offsets if offsets.any() else None, block=block)
+
+
+def is_rounded(weight: NDArray[np.float32], bits: int) -> bool:
+    """Whether `quantize` keeps the values of most blocks of `weight` [N, K] exactly."""
+    return bool(_grid(weight.reshape(-1, BLOCK), bits, shifted=True).others)
 
 
 def _round(blocks: NDArray[np.float32], half: int, grid: _Grid) -> _Blocks:

@@ -36,6 +36,7 @@ from pilotfish.export.weights import EMBEDDING, HEAD, HEAD_BIAS, TOKEN_TABLE, we
 CPU = "CPUExecutionProvider"
 STATES, NEXT = "states", "next_states"
 HEAD_BYTES = 32 << 20  # rows of the head that are read at a time
+PRODUCT = "product."  # begins the name of an output that is the input of a product
 LAYER_INPUTS = "token_inputs"  # per-layer embeddings of the tokens, [T, width]
 
 Floats = NDArray[np.float32]
@@ -65,6 +66,31 @@ class Reference:
 
         `done` is called after each graph.
         """
+        states = np.empty(0, np.float32)
+        for values in self._run(tokens, _is_read):
+            states = values[STATES]
+            done()
+        return states
+
+    def inputs(self, tokens: NDArray[np.int64]) -> Iterator[dict[str, Floats]]:
+        """Yield, for each layer, the inputs of its products on a text [T].
+
+        A product's label joins the names of its weights as in `Dialect.linear`; an input is f32
+        with K in the last axis.
+        """
+        runs = self._run(tokens, _is_product_or_read)
+        next(runs)  # the embedding
+        for values in runs:
+            layer = {name: values.pop(name) for name in list(values) if name.startswith(PRODUCT)}
+            yield {name.removeprefix(PRODUCT): x for name, x in layer.items()}
+
+    def _run(
+        self, tokens: NDArray[np.int64], wanted: Callable[[ModelConfig, str], bool]
+    ) -> Iterator[dict[str, Floats]]:
+        """Run the embedding and each layer on a text; yield what is known after each graph.
+
+        That is the layer's output STATES, and the outputs so far that are `wanted`.
+        """
         config = _with_context(self._config, len(tokens))
         distinct, places = np.unique(tokens, return_inverse=True)
         tables = _TextTables(self._source, config, distinct)
@@ -82,25 +108,28 @@ class Reference:
                 inputs = f"{LAYER_INPUTS}.{i}" if config.token_inputs is not None else None
                 if inputs is not None:
                     net.graph.input(inputs, "float32", _layer_inputs_shape(config))
-                return write_layer(net, config, i, _states(net), inputs)
+                answer = write_layer(net, config, i, _states(net), inputs)
+                for label, (x, width) in net.products.items():
+                    net.graph.op("Identity", x, name=PRODUCT + label)
+                    net.graph.output(PRODUCT + label, "float32", ["T", width])
+                return answer
 
             return write
 
         values: dict[str, Floats] = {}  # values that later layers read
 
-        def run(config: ModelConfig, source: WeightReader, write: Callable[[Dialect], str]) -> None:
-            with self._session(config, source, write) as (session, read):
+        graphs: list[tuple[ModelConfig, WeightReader, Callable[[Dialect], str]]] = [
+            (tables.config, tables, embedding)
+        ]
+        graphs += [(config, self._source, layer(i)) for i in range(config.layers)]
+        for shape, source, write in graphs:
+            with self._session(shape, source, write) as (session, weights):
                 names = [item.name for item in session.get_outputs()]
-                wanted = [name for name in names if name == NEXT or _is_read(config, name)]
-                outputs = session.run(wanted, _feeds(session, config, places, read | values))
-            values.update(zip(wanted, outputs, strict=True))
+                read = [name for name in names if name == NEXT or wanted(shape, name)]
+                outputs = session.run(read, _feeds(session, shape, places, weights | values))
+            values |= dict(zip(read, outputs, strict=True))
             values[STATES] = values.pop(NEXT)
-            done()
-
-        run(tables.config, tables, embedding)
-        for i in range(config.layers):
-            run(config, self._source, layer(i))
-        return values[STATES]
+            yield values
 
     def logits(self, states: Floats, width: int) -> Floats:
         """Return the logits after each of `states` [T, hidden], f32 [T, width].
@@ -284,6 +313,11 @@ def _is_read(config: ModelConfig, output: str) -> bool:
         return True
     sources = {config.layer(i).kv_source for i in range(config.layers)}
     return output.startswith("present.") and int(output.split(".")[1]) in sources
+
+
+def _is_product_or_read(config: ModelConfig, output: str) -> bool:
+    """Whether this output is the input of a product, or later layers read it."""
+    return output.startswith(PRODUCT) or _is_read(config, output)
 
 
 def _with_context(config: ModelConfig, length: int) -> ModelConfig:

@@ -14,7 +14,7 @@ Subclasses choose the operators, and add the graph inputs that their attention n
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -59,11 +59,23 @@ class WeightReader(Protocol):
         ...
 
 
+RoundMatrices = Callable[[str, Sequence[str], Sequence[NDArray[np.float32]]], list[Quantized]]
+
+
 class Dialect(AttentionInputs):
-    """A writer of one model's graph, with the operators of one dialect."""
+    """A writer of one model's graph, with the operators of one dialect.
+
+    Attributes:
+        products: names of the weights of each product that may be rounded, joined by "+" → the name
+            and the width of its input.
+        round_matrices: called with a product's name in `products`, the names of its modules and
+            their weights, rounds these weights; None to round all to `bits` (`export.quantize`).
+    """
 
     name: ClassVar[DialectName]
     contrib: ClassVar[bool] = False
+    # Whether an embedding is rounded like the head, so that a tied head has the same codes.
+    embeds_blocks: ClassVar[bool] = False
     precisions: ClassVar[Sequence[str]]
 
     def __init__(
@@ -76,6 +88,8 @@ class Dialect(AttentionInputs):
         self._mixes_four = False  # whether a matrix was read that has blocks of 4 bits
         self.head_bits = BITS.get(HEADS.get(precision, precision))
         self.logit_rows = graph.input("logit_rows", "int64", ["N"])
+        self.products: dict[str, tuple[str, int]] = {}
+        self.round_matrices: RoundMatrices | None = None
 
     # --- for subclasses --------------------------------------------------------------------
 
@@ -124,12 +138,12 @@ class Dialect(AttentionInputs):
             ]
             bias = self.weight(f"{label}.bias", np.concatenate(parts))
         floats = [weight for weight in weights if not isinstance(weight, Quantized)]
+        if rounded and floats:
+            self.products[label] = (x, floats[0].shape[1])
+        if bits is not None and (self.round_matrices or len(floats) < len(weights)):
+            weights = self._round_rest(names, weights, bits)
+            floats = []
         if len(floats) < len(weights):
-            if bits is not None:
-                weights = [
-                    weight if isinstance(weight, Quantized) else self._round(name, weight, bits)
-                    for name, weight in zip(names, weights, strict=True)
-                ]
             total = projection(self, x, names, weights)
             return self.graph.op("Add", total, bias) if bias else total
         weight = floats[0] if len(floats) == 1 else np.concatenate(floats)
@@ -153,6 +167,22 @@ class Dialect(AttentionInputs):
             return blocks
         weight = self.read(name)
         return self._round(name, weight, 8) if self._mixes_four else weight
+
+    def _round_rest(
+        self, names: Sequence[str], weights: Sequence[Weight], bits: int
+    ) -> list[Quantized]:
+        """Round those weights of a product's modules that are not in blocks."""
+        floats = {
+            name: weight
+            for name, weight in zip(names, weights, strict=True)
+            if not isinstance(weight, Quantized)
+        }
+        if self.round_matrices is not None:
+            rounded = self.round_matrices("+".join(names), [*floats], [*floats.values()])
+        else:
+            rounded = [self._round(name, weight, bits) for name, weight in floats.items()]
+        rest = iter(rounded)
+        return [each if isinstance(each, Quantized) else next(rest) for each in weights]
 
     def _round(self, name: str, weight: NDArray[np.float32], bits: int) -> Quantized:
         return quantize(name, weight, bits, widest=LARGEST)
@@ -181,6 +211,9 @@ class Dialect(AttentionInputs):
             return look_up(self, name, blocks, self.tokens)
         if self.bits is None:
             return self.graph.op("Gather", self.weight(name), self.tokens)
+        if self.embeds_blocks and self.head_bits is not None:
+            table = quantize(name, self.read(name), self.head_bits, widest=LARGEST)
+            return look_up(self, name, table, self.tokens)
         codes, scales = quantize_rows(self.read(name))
         row = self.signed_rows(f"{name}.row_codes", codes.shape, [codes], self.tokens)
         scale = self.graph.op(
