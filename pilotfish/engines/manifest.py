@@ -118,8 +118,8 @@ class PrecisionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 # fields that `Manifest.encode` omits if they are None
 _OPTIONAL = (
-    "window", "states", "caches", "cost", "head_tokens", "mask_token", "drafts_per_pass",
-    "special_tokens",
+    "window", "states", "caches", "cost", "head_tokens", "mask_token",
+    "drafts_per_pass", "special_tokens",
 )  # fmt: skip
 
 
@@ -145,8 +145,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     these. `head_tokens` is the number of logits of a cut head; None for a whole head. A model with
     a cut head still reads all tokens. `mask_token` is the token that stands for an unknown token in
     a model trained to draft several tokens in one pass; None for other models. It may be a padding
-    row of the embedding, beyond `vocab_size`. `drafts_per_pass` is the number of drafts that it was
-    trained to make in a pass; None if the checkpoint does not state it.
+    row of the embedding, beyond `vocab_size`. `drafts_per_pass` is how many drafts it was trained
+    to make in a pass; None if the checkpoint does not state it.
     """
 
     format: int = FORMAT
@@ -338,11 +338,10 @@ def _check_consistency(directory: Path, manifest: Manifest) -> None:
 
 
 def _mask_problem(manifest: Manifest) -> str | None:
-    """Return what contradicts itself in the fields of the mask token; None if nothing does."""
-    if manifest.mask_token is None:
+    """Return the contradiction in the fields of the mask token; None if there is none."""
+    if (mask := manifest.mask_token) is None:
         return None if manifest.drafts_per_pass is None else "drafts_per_pass needs a mask_token"
-    fits = manifest.mask_token < manifest.padded_vocab_size
-    return None if fits else "mask_token has no embedding"
+    return None if mask < manifest.padded_vocab_size else "mask_token has no embedding"
 
 
 def _invalid_error(directory: Path, problem: str) -> ArtifactError:
