@@ -341,11 +341,10 @@ def _check_consistency(directory: Path, manifest: Manifest) -> None:
 
 
 def _mask_problem(manifest: Manifest) -> str | None:
-    """Return what contradicts itself in the fields of the mask token; None if nothing does."""
-    if manifest.mask_token is None:
+    """Return the contradiction in the fields of the mask token; None if there is none."""
+    if (mask := manifest.mask_token) is None:
         return None if manifest.drafts_per_pass is None else "drafts_per_pass needs a mask_token"
-    fits = manifest.mask_token < manifest.padded_vocab_size
-    return None if fits else "mask_token has no embedding"
+    return None if mask < manifest.padded_vocab_size else "mask_token has no embedding"
 
 
 def _invalid_error(directory: Path, problem: str) -> ArtifactError:
