@@ -127,7 +127,7 @@ class Dialect(AttentionInputs):
         `rounded` is true.
         """
         bits = self.bits if rounded else None
-        weights = [self._matrix(f"{name}.weight", bits) for name in names]
+        weights: Sequence[Weight] = [self._matrix(f"{name}.weight", bits) for name in names]
         sizes = [rows_of(weight) for weight in weights]
         label = "+".join(names)
         bias = None
