@@ -137,17 +137,21 @@ def test_int4_of_mixed_blocks_loses_no_more_than_8_bits(
 
 
 @pytest.mark.parametrize("kind", [Kind.Q6_K, Kind.Q8_0, Kind.Q5_K])
-def test_int4_of_wider_codes_alone_has_4_bits(tmp_path: Path, kind: Kind) -> None:
+def test_int4_of_wider_codes_alone_is_calibrated(tmp_path: Path, kind: Kind) -> None:
+    """All matrices have 4 bits, but for v_proj and the head."""
     path = calm_gguf(tmp_path / "m.gguf", WIDE, kind)
     made = export_model(str(path), tmp_path / "a", precision="int4", dialect="contrib", check=False)
-    bits = [
-        attribute.i
+    bits = {
+        node.input[1].removesuffix(".weight.codes"): attribute.i
         for node in onnx.load(made.graph_path, load_external_data=False).graph.node
         for attribute in node.attribute
         if attribute.name == "bits"
-    ]
-    assert bits[:-1] == [4] * (len(bits) - 1)
-    assert bits[-1] == 8
+    }
+    assert len(bits) > 4
+    fine = ("v_proj", "lm_head", "embed_tokens")
+    assert bits == {name: 8 if name.endswith(fine) else 4 for name in bits}
+    assert sorted(set(bits.values())) == [4, 8]
+    assert made.manifest.calibrated_matrices
 
 
 def test_a_tied_head_and_its_embedding_share_their_blocks(tmp_path: Path) -> None:

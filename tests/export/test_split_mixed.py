@@ -170,7 +170,6 @@ def test_stages_are_refused_as_whole_models(
         for command in (
             ["export", "bridge", stage, model],
             ["export", "bridge", model, stage],
-            ["export", "engine", stage],
             ["export", "split", stage, "--stages", "2", "--out", out],
             ["edge", "serve", "--target", stage],
         ):
