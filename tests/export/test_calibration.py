@@ -25,7 +25,8 @@ def inputs(seed: int, tokens: int = 600) -> Floats:
     """Columns that depend on each other, as channels of a model do; the same law by any seed."""
     random = np.random.default_rng(7)
     mix = random.standard_normal((WIDTH, WIDTH), np.float32) / 8 + np.eye(WIDTH, dtype=np.float32)
-    return np.random.default_rng(seed).standard_normal((tokens, WIDTH), np.float32) @ mix
+    drawn = np.random.default_rng(seed).standard_normal((tokens, WIDTH), np.float32)
+    return np.asarray(drawn @ mix, np.float32)
 
 
 def weights(rows: int = 48) -> Floats:
@@ -53,7 +54,7 @@ def test_no_column_can_be_rounded_better_alone() -> None:
     result = round_compensated(weight, moments)
     assert result.zeros is not None
     scales, zeros = (np.repeat(each, BLOCK, axis=1) for each in (result.scales, result.zeros))
-    nearest = np.clip(np.rint(weight / scales + zeros), 0, 15)
+    nearest = np.clip(np.rint(weight / scales.astype(np.float32) + zeros), 0, 15)
     assert np.array_equal(result.codes, nearest)
 
 
@@ -72,7 +73,7 @@ def test_blocks_of_zeros_and_inputs_of_zeros(moments: Floats | None) -> None:
 def test_an_export_in_4_bits_is_nearer_than_one_that_rounds_to_nearest(
     tmp_path: Path, dialect: str
 ) -> None:
-    needs(dialect)
+    needs(dialect)  # type: ignore[no-untyped-call]
     weight = calm_weights()
     source = str(write_directory(tmp_path / "source", CONFIG, weights=weight))
     exact = logits(export_model(source, tmp_path / "fp32", dialect="opset24"))
@@ -116,7 +117,7 @@ def test_without_a_readable_text_scales_are_searched(
 def calm_weights() -> dict[str, Floats]:
     """Make matrices small enough that a rounding error does not turn all later layers."""
     return {
-        name: value / 8 if value.ndim == 2 else 1 + value / 10
+        name: np.asarray(value / 8 if value.ndim == 2 else 1 + value / 10, np.float32)
         for name, value in tiny_weights(CONFIG).items()
     }
 
