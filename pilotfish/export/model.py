@@ -187,10 +187,10 @@ def _write_graph(
         graph = GraphWriter(data, DATA_NAME)
         reader = _CountingSource(source, progress) if progress else source
         net = kind(graph, config, reader, precision)
-        if net.bits == BITS:
+        if net.forms.bits == BITS:
             vocabulary = build_vocabulary(source)
             calibration = Calibration(source, config, vocabulary, directory, progress)
-            net.round_matrices = calibration.round
+            net.forms.round_matrices = calibration.round
         write_network(net, config)
         graph.save(directory / GRAPH_NAME, opset=kind.opset)
     digests = {

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW
 from pilotfish.engines.runtime import OPSET24_SINCE, open_session, runtime_version
 from pilotfish.export.dialects import DIALECTS, Dialect
-from pilotfish.export.dialects.dialect import WeightReader
+from pilotfish.export.dialects.weight_forms import WeightReader
 from pilotfish.export.graph import Dim, GraphWriter
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.network import write_embedding, write_head, write_layer

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.dialects.compact_scales import write_scales
-from pilotfish.export.dialects.dialect import MICROSOFT, WeightReader
+from pilotfish.export.dialects.dialect import MICROSOFT
 from pilotfish.export.dialects.fused_experts import INT8_ACTIVATIONS, FusedExperts
 from pilotfish.export.dialects.quantized_weights import write_codes
+from pilotfish.export.dialects.weight_forms import WeightReader
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.graph import GraphWriter, pack_nibbles
 from pilotfish.export.model_config import AttentionHeads, ModelConfig

@@ -14,52 +14,32 @@ Subclasses choose the operators, and add the graph inputs that their attention n
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.manifest import HEADS, STORED, Precision
 from pilotfish.engines.manifest import Dialect as DialectName
-from pilotfish.export.blocks import LARGEST, Quantized
+from pilotfish.engines.manifest import Precision
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.dialects.attention_inputs import AttentionInputs
 from pilotfish.export.dialects.quantized_weights import (
-    Weight,
     code_rows,
     look_up,
     product,
     projection,
     rows_of,
 )
+from pilotfish.export.dialects.weight_forms import WeightForms, WeightReader
 from pilotfish.export.graph import ELEMENT, GraphWriter
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
-from pilotfish.export.quantize import quantize, quantize_rows
+from pilotfish.export.quantize import quantize_rows
 from pilotfish.export.weight_sizes import LAYER, wildcard_name
 from pilotfish.export.weights import HEAD_BIAS, XIELU
 
-BITS: dict[str, int] = {"int8": 8, "int4": 4}
 HEAD_NORMS = ("q_norm", "k_norm")
 MICROSOFT = "com.microsoft"
-
-
-class WeightReader(Protocol):
-    """The part of the interface `WeightSource` that a dialect uses (`export.sources.source`)."""
-
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """Read one weight, dequantised."""
-        ...
-
-    def quantized(self, name: str) -> Quantized | None:
-        """Read one weight in its stored blocks; None if it is stored as floats."""
-        ...
-
-    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read one weight in parts of a few consecutive rows."""
-        ...
-
-
-RoundMatrices = Callable[[str, Sequence[str], Sequence[NDArray[np.float32]]], list[Quantized]]
 
 
 class Dialect(AttentionInputs):
@@ -68,8 +48,7 @@ class Dialect(AttentionInputs):
     Attributes:
         products: names of the weights of each product that may be rounded, joined by "+" → the name
             and the width of its input.
-        round_matrices: called with a product's name in `products`, the names of its modules and
-            their weights, rounds these weights; None to round all to `bits` (`export.quantize`).
+        forms: the forms of the weights.
     """
 
     name: ClassVar[DialectName]
@@ -83,13 +62,9 @@ class Dialect(AttentionInputs):
     ) -> None:
         floats = "float16" if precision == "fp16" else "float32"
         super().__init__(graph, config, source.tensor, floats)
-        self._source, self.keeps_blocks = source, precision == STORED
-        self.bits = BITS.get(precision)
-        self._mixes_four = False  # whether a matrix was read that has blocks of 4 bits
-        self.head_bits = BITS.get(HEADS.get(precision, precision))
+        self._source, self.forms = source, WeightForms(source, precision)
         self.logit_rows = graph.input("logit_rows", "int64", ["N"])
         self.products: dict[str, tuple[str, int]] = {}
-        self.round_matrices: RoundMatrices | None = None
 
     # --- for subclasses --------------------------------------------------------------------
 
@@ -126,10 +101,9 @@ class Dialect(AttentionInputs):
         [N]. If some modules have a bias, the others get zeros. The weights are quantised only if
         `rounded` is true.
         """
-        bits = self.bits if rounded else None
-        weights: Sequence[Weight] = [self._matrix(f"{name}.weight", bits) for name in names]
-        sizes = [rows_of(weight) for weight in weights]
         label = "+".join(names)
+        weights = self.forms.read_product(label, names, rounded=rounded)
+        sizes = [rows_of(weight) for weight in weights]
         bias = None
         if any(self.has_bias(name) for name in names):
             parts = [
@@ -138,65 +112,14 @@ class Dialect(AttentionInputs):
             ]
             bias = self.weight(f"{label}.bias", np.concatenate(parts))
         floats = [weight for weight in weights if not isinstance(weight, Quantized)]
-        if rounded and floats:
-            self.products[label] = (x, floats[0].shape[1])
-        if bits is not None and (self.round_matrices or len(floats) < len(weights)):
-            weights = self._round_rest(names, weights, bits)
-            floats = []
         if len(floats) < len(weights):
             total = projection(self, x, names, weights)
             return self.graph.op("Add", total, bias) if bias else total
+        if rounded:
+            self.products[label] = (x, floats[0].shape[1])
         weight = floats[0] if len(floats) == 1 else np.concatenate(floats)
         del weights, floats
-        return self._product(x, f"{label}.weight", weight, bias, bits)
-
-    def _matrix(self, name: str, bits: int | None) -> Weight:
-        """Read a matrix; as blocks if the precision keeps these, or makes others of them.
-
-        Where a checkpoint mixes blocks of 4 bits with wider codes, as Q4_K_M does, the latter are
-        of the matrices that lose most in 4 bits. The precision int4 gives them 8 bits.
-        """
-        if bits != 4:
-            blocks = self.blocks(name) if self.keeps_blocks else None
-            return self.read(name) if blocks is None else blocks
-        blocks = self._source.quantized(name)
-        if blocks is None:
-            return self.read(name)
-        if blocks.bits == bits:
-            self._mixes_four = True
-            return blocks
-        weight = self.read(name)
-        return self._round(name, weight, 8) if self._mixes_four else weight
-
-    def _round_rest(
-        self, names: Sequence[str], weights: Sequence[Weight], bits: int
-    ) -> list[Quantized]:
-        """Round those weights of a product's modules that are not in blocks."""
-        floats = {
-            name: weight
-            for name, weight in zip(names, weights, strict=True)
-            if not isinstance(weight, Quantized)
-        }
-        if self.round_matrices is not None:
-            rounded = self.round_matrices("+".join(names), [*floats], [*floats.values()])
-        else:
-            rounded = [self._round(name, weight, bits) for name, weight in floats.items()]
-        rest = iter(rounded)
-        return [each if isinstance(each, Quantized) else next(rest) for each in weights]
-
-    def _round(self, name: str, weight: NDArray[np.float32], bits: int) -> Quantized:
-        return quantize(name, weight, bits, widest=LARGEST)
-
-    def blocks(self, name: str) -> Quantized | None:
-        """Read a weight's stored blocks if they are kept, else None.
-
-        The precision "stored" keeps all, and int4 those of 4 bits: a second rounding of these would
-        cost a drafter much acceptance.
-        """
-        if not self.keeps_blocks and self.bits != 4:
-            return None
-        blocks = self._source.quantized(name)
-        return blocks if blocks is not None and self.bits in (None, blocks.bits) else None
+        return self._gemm(x, f"{label}.weight", weight, bias)
 
     def code_rows(self, name: str, weight: Quantized, tokens: str) -> str:
         """Look up rows of a weight's codes minus `zero_point`, [T, K / block, block]."""
@@ -205,14 +128,14 @@ class Dialect(AttentionInputs):
     def embed(self, name: str) -> str:
         """Look up the embeddings of the packed tokens, [T, width]."""
         # In int4 a tied head has other blocks, of 8 bits.
-        shared = self.config.tied and not self.keeps_blocks
-        blocks = None if shared else self.blocks(name)
+        shared = self.config.tied and not self.forms.keeps_blocks
+        blocks = None if shared else self.forms.read_blocks(name)
         if blocks is not None and blocks.order is None:
             return look_up(self, name, blocks, self.tokens)
-        if self.bits is None:
+        if self.forms.bits is None:
             return self.graph.op("Gather", self.weight(name), self.tokens)
-        if self.embeds_blocks and self.head_bits is not None:
-            table = quantize(name, self.read(name), self.head_bits, widest=LARGEST)
+        if self.embeds_blocks and self.forms.head_bits is not None:
+            table = self.forms.round(name, self.read(name), self.forms.head_bits)
             return look_up(self, name, table, self.tokens)
         codes, scales = quantize_rows(self.read(name))
         row = self.signed_rows(f"{name}.row_codes", codes.shape, [codes], self.tokens)
@@ -233,12 +156,12 @@ class Dialect(AttentionInputs):
         if inputs.rows < self.config.vocab_size:
             inside = self.graph.op("Greater", self.graph.constant(inputs.rows, "int64"), tokens)
             tokens = self.graph.op("Where", inside, tokens, self.graph.constant(0, "int64"))
-        blocks = self.blocks(name)
+        blocks = self.forms.read_blocks(name)
         if blocks is not None and blocks.order is None:
             return look_up(self, name, blocks, tokens)
         shape = (inputs.rows, self.config.layers * width)
         parts = self._source.rows(name)
-        if self.bits is None:
+        if self.forms.bits is None:
             floats = (part.astype(self.float, copy=False) for part in parts)
             return self.graph.op(
                 "Gather", self.graph.stream_weight(name, shape, self.float, floats), tokens
@@ -363,29 +286,23 @@ class Dialect(AttentionInputs):
         """
         rows = self.graph.op("Gather", hidden, self.logit_rows, axis=0)
         bias = self.weight(HEAD_BIAS) if "lm_head" in self.config.form.biases else None
-        blocks = self.blocks(head) if self.keeps_blocks else None
+        blocks, bits = None, self.forms.head_bits
+        if self.forms.keeps_blocks:
+            blocks = self.forms.read_blocks(head)
+        elif bits is not None:
+            blocks = self.forms.round(head, self.read(head), bits)
         if blocks is not None:
             logits = product(self, rows, head, blocks)
             logits = self.graph.op("Add", logits, bias) if bias else logits
         elif self.graph.has(head):
             logits = self.graph.op("Gemm", rows, head, *([bias] if bias else []), transB=1)
         else:
-            logits = self._product(rows, head, self.read(head), bias, self.head_bits)
+            logits = self._gemm(rows, head, self.read(head), bias)
         logits = self.cap(self.scale(logits, self.config.logit_scale), self.config.logit_cap)
         self._output("hidden_states", rows, self.config.embedding or self.config.hidden)
         self._output("logits", logits, self.config.head_tokens or self.config.vocab_size)
 
-    def _product(
-        self,
-        x: str,
-        name: str,
-        weight: NDArray[np.float32],
-        bias: str | None,
-        bits: int | None,
-    ) -> str:
-        if bits is not None:
-            result = product(self, x, name, self._round(name, weight, bits))
-            return self.graph.op("Add", result, bias) if bias else result
+    def _gemm(self, x: str, name: str, weight: NDArray[np.float32], bias: str | None) -> str:
         operands = [x, self.weight(name, weight), *([bias] if bias else [])]
         return self.graph.op("Gemm", *operands, transB=1)
 

@@ -43,7 +43,7 @@ class FusedExperts(GroupedExperts):
         if (
             experts is None
             or self.config.activation != "silu"
-            or self.keeps_blocks
+            or self.forms.keeps_blocks
             or experts.parallel_mlp
         ):
             return super().experts(x, scores, module)
@@ -51,15 +51,15 @@ class FusedExperts(GroupedExperts):
         first = self._projection(f"{name}.gate_up_proj", experts, (2 * experts.width, hidden))
         second = self._projection(f"{name}.down_proj", experts, (hidden, experts.width))
         attributes: dict[str, Any] = {}
-        if self.bits is not None:
-            attributes = {"expert_weight_bits": self.bits, "block_size": BLOCK}
+        if self.forms.bits is not None:
+            attributes = {"expert_weight_bits": self.forms.bits, "block_size": BLOCK}
         # needed only for 4 bits: with 8 bits, the kernel rounds activations anyway
-        if self.bits == 4:
+        if self.forms.bits == 4:
             attributes["accuracy_level"] = INT8_ACTIVATIONS
         if experts.limit is not None:
             attributes["swiglu_limit"] = experts.limit
         mixed = self.graph.op(
-            "MoE" if self.bits is None else "QMoE",
+            "MoE" if self.forms.bits is None else "QMoE",
             x,
             scores,
             *first,
@@ -100,14 +100,14 @@ class FusedExperts(GroupedExperts):
         if biased:
             values = np.stack([self._rows(name, j, "bias") for j in counts])
             bias = self.weight(f"{name}.bias", values)
-        if self.bits is None:
+        if self.forms.bits is None:
             parts = (self._rows(name, j, "weight") for j in counts)
             size = (experts.count, rows, width)
             return [graph.stream_weight(f"{name}.weight", size, self.float, parts), bias]
         scales: list[NDArray[np.float32]] = []
         codes = graph.stream_weight(
             f"{name}.codes",
-            (experts.count, rows, width * self.bits // 8),
+            (experts.count, rows, width * self.forms.bits // 8),
             "uint8",
             self._codes(name, experts, scales),
         )
@@ -119,7 +119,7 @@ class FusedExperts(GroupedExperts):
         """Yield the codes of each expert's weight; append the scales to `scales`."""
         for j in range(experts.count):
             rounded = quantize(
-                name, self._rows(name, j, "weight"), self.bits or 0, offsets_allowed=False
+                name, self._rows(name, j, "weight"), self.forms.bits or 0, offsets_allowed=False
             )
             scales.append(rounded.scales)
             yield pack_codes(rounded)

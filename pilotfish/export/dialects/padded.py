@@ -19,8 +19,8 @@ from abc import abstractmethod
 from functools import cached_property
 
 from pilotfish.engines.manifest import Precision
-from pilotfish.export.dialects.dialect import WeightReader
 from pilotfish.export.dialects.grouped_experts import GroupedExperts
+from pilotfish.export.dialects.weight_forms import WeightReader
 from pilotfish.export.graph import GraphWriter
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.parts import Rope

@@ -1,0 +1,105 @@
+"""Choose the form of an artifact's weights: floats, the checkpoint's own blocks, or new blocks.
+
+In: a source of weights and a precision. Out: each weight in the form that a dialect writes.
+
+    precision     weight of a product                         stored blocks
+    fp32, fp16    floats                                      dequantised
+    stored        the stored blocks, else floats              kept
+    int8          8 bits                                      rounded a second time
+    int4          4 bits, rounded by inputs on a text         kept if they have 4 bits
+
+Where a checkpoint mixes blocks of 4 bits with wider codes, as Q4_K_M does, the latter are of the
+matrices that lose most in 4 bits. The precision int4 gives them 8 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pilotfish.engines.manifest import HEADS, STORED, Precision
+from pilotfish.export.blocks import LARGEST, Quantized
+from pilotfish.export.dialects.quantized_weights import Weight
+from pilotfish.export.quantize import quantize
+
+BITS: dict[str, int] = {"int8": 8, "int4": 4}
+
+RoundMatrices = Callable[[str, Sequence[str], Sequence[NDArray[np.float32]]], list[Quantized]]
+
+
+class WeightReader(Protocol):
+    """The part of the interface `WeightSource` that a dialect uses (`export.sources.source`)."""
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """Read one weight, dequantised."""
+        ...
+
+    def quantized(self, name: str) -> Quantized | None:
+        """Read one weight in its stored blocks; None if it is stored as floats."""
+        ...
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Read one weight in parts of a few consecutive rows."""
+        ...
+
+
+class WeightForms:
+    """The forms of the weights of one artifact.
+
+    Attributes:
+        bits: number of bits of rounded weights; None if none are rounded.
+        head_bits: the same for the output projection.
+        keeps_blocks: whether all stored blocks are kept.
+        round_matrices: called with a product's label, the names of its modules and their weights,
+            rounds these weights; None to round all to `bits` (`export.quantize`).
+    """
+
+    def __init__(self, source: WeightReader, precision: Precision) -> None:
+        self._source = source
+        self.bits = BITS.get(precision)
+        self.head_bits = BITS.get(HEADS.get(precision, precision))
+        self.keeps_blocks = precision == STORED
+        self.round_matrices: RoundMatrices | None = None
+        self._mixes_four = False  # whether a matrix was read that has blocks of 4 bits
+
+    def read_product(self, label: str, names: Sequence[str], *, rounded: bool) -> Sequence[Weight]:
+        """Read the weights of the modules of a product, [N, K] each; round them if `rounded`."""
+        bits = self.bits if rounded else None
+        weights = [self._read_matrix(f"{name}.weight", bits) for name in names]
+        floats = {
+            name: weight
+            for name, weight in zip(names, weights, strict=True)
+            if not isinstance(weight, Quantized)
+        }
+        if bits is None or not floats:
+            return weights
+        if self.round_matrices is not None:
+            new = self.round_matrices(label, [*floats], [*floats.values()])
+        else:
+            new = [self.round(f"{name}.weight", weight, bits) for name, weight in floats.items()]
+        rest = iter(new)
+        return [each if isinstance(each, Quantized) else next(rest) for each in weights]
+
+    def round(self, name: str, weight: NDArray[np.float32], bits: int) -> Quantized:
+        """Round a weight [N, K] to nearest."""
+        return quantize(name, weight, bits, widest=LARGEST)
+
+    def read_blocks(self, name: str) -> Quantized | None:
+        """Read a weight's stored blocks if they are kept, else None."""
+        if not self.keeps_blocks and self.bits != 4:
+            return None
+        blocks = self._source.quantized(name)
+        return blocks if blocks is not None and self.bits in (None, blocks.bits) else None
+
+    def _read_matrix(self, name: str, bits: int | None) -> Weight:
+        blocks = self._source.quantized(name) if self.keeps_blocks or bits == 4 else None
+        if blocks is None or self.keeps_blocks:
+            return self._source.tensor(name) if blocks is None else blocks
+        if blocks.bits == bits:
+            self._mixes_four = True
+            return blocks
+        weight = self._source.tensor(name)
+        return self.round(name, weight, 8) if self._mixes_four else weight
