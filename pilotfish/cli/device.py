@@ -23,6 +23,11 @@ from pilotfish.cli.generation import generation_of, generation_options, talk_of,
 from pilotfish.cli.options import Commands, choices_as, json_option, write_json
 from pilotfish.cli.screen import AnswerScreen
 from pilotfish.cli.summary import report, summary
+from pilotfish.device_runtime.default_temperature import (
+    OPENAI_TEMPERATURE,
+    greedy_names,
+    with_default_temperature,
+)
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.draft_advice import check_grammar
@@ -31,7 +36,6 @@ from pilotfish.device_runtime.plan import check
 from pilotfish.wire.protocols import LOCAL
 from pilotfish.wire.request import AUTO, Request
 
-_TEMPERATURE = 1.0  # a request's default, the same as in OpenAI's API
 _EXTRA = ("prometheus_client", "starlette", "uvicorn")
 _SERVE = """\
 Serves OpenAI's API over HTTP: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models.
@@ -90,8 +94,7 @@ def _add_serve(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
         serve,
         {
             "max_tokens": " (default: 0); 0: as many as the context holds",
-            "temperature": f" (default: {_TEMPERATURE:g}, as in OpenAI's API; 0 with a protocol "
-            "that needs it, such as greedy)",
+            "temperature": _temperature_note(),
         },
         protocol=AUTO,
         max_tokens=0,
@@ -179,21 +182,19 @@ def _defaults_of(args: argparse.Namespace) -> Request:
         )
     if not args.max_tokens:  # 0: as many tokens as fit the context
         request = structs.replace(request, max_tokens=None)
-    if args.temperature is None:
-        request = _with_default_temperature(request)
-    check(request)
+    if args.temperature is None:  # a request may name another protocol, with another default
+        request = structs.replace(request, temperature=None)
+    check(with_default_temperature(request))
     check_grammar(request.grammar)
     return request
 
 
-def _with_default_temperature(request: Request) -> Request:
-    """Return the request at temperature 1, or at 0 if its protocol decodes at 0 alone."""
-    sampled = structs.replace(request, temperature=_TEMPERATURE)
-    try:
-        check(sampled)
-    except UnsupportedError:
-        return request
-    return sampled
+def _temperature_note() -> str:
+    *first, last = greedy_names()
+    return (
+        f" (default: {OPENAI_TEMPERATURE:g}, as in OpenAI's API; 0 under {', '.join(first)} and "
+        f"{last}, which decode at temperature 0 alone)"
+    )
 
 
 def _announce(address: str) -> None:

@@ -177,21 +177,22 @@ class Conversation:
         self._statistics.on_welcome(link.welcome)
         return is_ready
 
-    def plans(self, request: Request) -> list[Plan]:
-        """List the plans that "auto" may choose from."""
+    def plans(self, request: Request, *, reachable: bool) -> list[Plan]:
+        """List the plans that "auto" may choose from; reachable: whether an edge can be reached."""
         link = self._link
         if link is None:
-            return alternatives(request, offered=self._draftable([LOCAL]))
+            return alternatives(request, offered=self._draftable([LOCAL]), reachable=False)
         if link.welcome is None:  # not greeted yet: the edge may lack a decision head
             plans = alternatives(
                 request,
                 offered=self._draftable([*PROTOCOL_REGISTRY, STREAM, LOCAL]),
+                reachable=reachable,
             )
             sure = [plan for plan in plans if not plan.requires]
             return plans if POLICIES[request.auto.policy].wants_resources else sure or plans
         limits = link.welcome.limits
         offered = self._draftable([*link.welcome.protocols, LOCAL])
-        plans = alternatives(request, offered=offered, most=limits.window)
+        plans = alternatives(request, offered=offered, most=limits.window, reachable=reachable)
         fitting = [
             plan
             for plan in plans
@@ -210,7 +211,7 @@ class Conversation:
 
     def _choose(self, request: Request, is_ready: bool) -> tuple[Plan, Choice, LinkState | None]:
         """Choose a plan by the link's state; measure the link first if needed."""
-        plans = self.plans(request)
+        plans = self.plans(request, reachable=is_ready)
         state = None
         if self._link is not None:
             if is_ready:

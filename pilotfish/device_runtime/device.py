@@ -14,6 +14,7 @@ from pilotfish.base.errors import PairMismatchError, UnsupportedError
 from pilotfish.bridge import Pair, Prompt, PromptInput, read_talk
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import Conversation
+from pilotfish.device_runtime.default_temperature import with_default_temperature
 from pilotfish.device_runtime.draft_source import DraftSource
 from pilotfish.device_runtime.link.connectivity import LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
@@ -291,10 +292,11 @@ class Device:
         if request.protocol is None:
             default = LOCAL if self._link is None else AUTO
             request = structs.replace(request, protocol=default)
+        request = with_default_temperature(request)
         if request.protocol != AUTO:
             return plan(request)
         self._pair.statistics.check(request.auto.policy)
-        self._conversation.plans(request)
+        self._conversation.plans(request, reachable=self._link is not None)
         return request
 
     def _handshake(self, request: Plan | Request) -> None:

@@ -38,11 +38,12 @@ class Auto(AutoOptions, frozen=True, kw_only=True):
     """Protocol "auto": choose protocol and window of each answer by the link's state and the pair.
 
     among: the protocols to choose from; None: all lossless protocols, and with ``lossy`` all
-    protocols. policy: a policy of `device_runtime.choice`. rtt_threshold_s: threshold (s) of policy
-    ``threshold``; None: the paper's 10 ms. thrift: policy ``predictive`` minimises the edge's time
-    per token among the plans that are not slower than ``stream``. Raises `UnsupportedError` for an
-    unknown protocol, a value of a wrong type or outside its bounds, a threshold with another
-    policy, and thrift with policy ``threshold``.
+    protocols (`local` only while no edge can be reached). policy: a policy of
+    `device_runtime.choice`. rtt_threshold_s: threshold (s) of policy ``threshold``; None: the
+    paper's 10 ms. thrift: policy ``predictive`` minimises the edge's time per token among the plans
+    that are not slower than ``stream``. Raises `UnsupportedError` for an unknown protocol, a value
+    of a wrong type or outside its bounds, a threshold with another policy, and thrift with policy
+    ``threshold``.
     """
 
     def __post_init__(self) -> None:
@@ -230,7 +231,11 @@ def expect_effective(
 
 
 def alternatives(
-    request: Request, *, offered: Collection[str], most: int = MAX_WINDOW
+    request: Request,
+    *,
+    offered: Collection[str],
+    most: int = MAX_WINDOW,
+    reachable: bool = True,
 ) -> list[Plan]:
     """List the plans that protocol "auto" may choose from: one for each protocol and window.
 
@@ -240,7 +245,8 @@ def alternatives(
     so the seed reproduces it. If the request has a window, no other window is tried. `ahead` has
     two plans unless the request names a source of hints: one with hints of all sources, and one
     with the edge's hints alone, where the device drafts nothing. offered: the available protocols.
-    most: the edge's limit for a window, in tokens of a chain or nodes of a tree.
+    most: the edge's limit for a window, in tokens of a chain or nodes of a tree. reachable: whether
+    an edge can be reached; if so, ``lossy`` does not include `local`.
     """
     window = request.window
     if isinstance(window, str) or request.expansion is not None:
@@ -256,7 +262,9 @@ def alternatives(
     windows = ([w for w in WINDOWS if w <= most] or [0]) if window is None else [min(window, most)]
     plans: list[Plan] = []
     refused: UnsupportedError | None = None
-    eligible = _eligible(request.auto, greedy=not request.temperature, seeded=seeded)
+    eligible = _eligible(
+        request.auto, greedy=not request.temperature, seeded=seeded, reachable=reachable
+    )
     for name in eligible:
         if name not in offered:
             continue
@@ -306,7 +314,7 @@ def _plans_of(request: Request, windows: Sequence[int]) -> list[Plan]:
     return [hinted, hinted.with_options(AheadOptions(hints="edge"))]
 
 
-def _eligible(auto: AutoOptions, *, greedy: bool, seeded: bool) -> Sequence[str]:
+def _eligible(auto: AutoOptions, *, greedy: bool, seeded: bool, reachable: bool) -> Sequence[str]:
     if auto.among is not None:
         return auto.among
     eligible = [STREAM]
@@ -317,7 +325,7 @@ def _eligible(auto: AutoOptions, *, greedy: bool, seeded: bool) -> Sequence[str]
             eligible += [name] if exchange.streams or name == Greedy.name else []
         elif exchange.deterministic or not seeded:
             eligible.append(name)
-    return [*eligible, LOCAL] if auto.lossy else eligible
+    return [*eligible, LOCAL] if auto.lossy and not reachable else eligible
 
 
 def _drafter_sampling(

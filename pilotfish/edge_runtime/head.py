@@ -65,6 +65,11 @@ class HeadJudge:
     bound: float
     score: Score
 
+    @property
+    def outcome(self) -> bool | None:
+        """Whether every mismatch is rejected, at thresholds 0 and 1; None: the score decides."""
+        return self.bound < 0 if math.isinf(self.bound) else None
+
     def __call__(
         self,
         drafter: NDArray[np.floating],
@@ -75,9 +80,9 @@ class HeadJudge:
 
         A mismatch is also rejected if its states overflow, except at threshold 1.
         """
+        if self.outcome is not None:
+            return np.full(len(tokens), self.outcome)
         logits = self.score(drafter, target, tokens).astype(np.float64)
-        if self.bound == math.inf:
-            return np.zeros(len(logits), np.bool_)
         return (logits > self.bound) | ~np.isfinite(logits)
 
 

@@ -114,11 +114,11 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
     ⟨k₁…k_L⟩, instead of a window. max_tokens: None: as many as the context holds. temperature,
     top_k, top_p, min_p: the target's sampling. draft_…: the drafter's sampling, by default the
     target's. If no top_k and top_p are set, ``tslt`` and ``tree`` draft with top_k 64; 2,048 is
-    their maximum. logit_bias, penalties, grammar: applied to both ends' logits (`LogitsOptions`).
-    seed: 0 ≤ seed < 2⁶³; None: random. options: the protocols' own options, by name; options of
-    other protocols have no effect. logprobs: return the log-probabilities of each token and of this
-    number of likeliest tokens. prompt_logprobs: the same for the prompt's tokens, from unprocessed
-    logits.
+    their maximum. A temperature of None is not stated (`device_runtime.default_temperature`).
+    logit_bias, penalties, grammar: applied to both ends' logits (`LogitsOptions`). seed: 0 ≤ seed <
+    2⁶³; None: random. options: the protocols' own options, by name; options of other protocols have
+    no effect. logprobs: return the log-probabilities of each token and of this number of likeliest
+    tokens. prompt_logprobs: the same for the prompt's tokens, from unprocessed logits.
     """
 
     protocol: (
@@ -159,10 +159,13 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
         | None
     ) = None
     max_tokens: Annotated[MaxTokens, setting("maximum number of tokens of the answer")] | None = 128
-    temperature: Annotated[
-        float,
-        setting("sampling temperature; 0 is greedy", ge=0, le=100, metavar="T", http="body"),
-    ] = 0.0
+    temperature: (
+        Annotated[
+            float,
+            setting("sampling temperature; 0 is greedy", ge=0, le=100, metavar="T", http="body"),
+        ]
+        | None
+    ) = 0.0
     top_k: Annotated[
         int,
         setting(
@@ -324,7 +327,9 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
 
     @property
     def sampling(self) -> Sampling:
-        """The target's sampling parameters; raises `ValueError` for impossible values."""
+        """The target's sampling parameters; raises `ValueError` for impossible or no values."""
+        if self.temperature is None:
+            raise ValueError("no temperature is stated")
         return self._parameters(Sampling)
 
     @property
@@ -361,7 +366,7 @@ class Options(TypedDict, total=False):
     window: int | Literal["auto"] | None
     expansion: Sequence[int] | None
     max_tokens: int
-    temperature: float
+    temperature: float | None
     top_k: int
     top_p: float
     min_p: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -188,13 +189,18 @@ def test_stream_where_speculation_does_not_pay() -> None:
 
 
 def test_lossy_protocols_only_when_the_request_allows_them() -> None:
-    assert LOCAL not in {item.protocol for item in plans()}
-    allowed = plans(Auto(lossy=True))
-    assert LOCAL in {item.protocol for item in allowed}
+    lossy, sampled = Auto(lossy=True), {"temperature": 1.0}
+
+    def names_of(auto: Auto, **more: Any) -> set[str]:
+        return {item.protocol for item in alternatives(auto, sampled, offered=OFFERED, **more)}
+
+    assert names_of(lossy) - names_of(Auto()) == {"adaptive"}
+    # the drafter alone, only where there is no edge or where its name was given
+    assert names_of(lossy, reachable=False) - names_of(lossy) == {LOCAL}
+    assert LOCAL not in names_of(Auto(), reachable=False)
+    named = alternatives(Auto(among=["greedy", LOCAL]), {}, offered=OFFERED)
     # a bad link and a drafter that costs next to nothing
-    assert (
-        PredictivePolicy().choose(Auto(), allowed, state(1.0), evidence(0.5))[0].protocol == LOCAL
-    )
+    assert PredictivePolicy().choose(Auto(), named, state(1.0), evidence(0.5))[0].protocol == LOCAL
 
 
 def test_thin_uplinks_get_what_sends_little() -> None:

@@ -243,6 +243,20 @@ def test_an_untried_second_exchange_costs_what_its_protocol_says() -> None:
     assert trips(fresh(), plan(protocol=SELECTIVE, window=0)) == 1.0
 
 
+@pytest.mark.parametrize("threshold", [0.0, 1.0])
+def test_no_second_exchange_is_expected_where_the_outcome_is_known(threshold: float) -> None:
+    full, selective, greedy = (
+        plan(protocol=name, window=8, **options)
+        for name, options in (
+            (FULL, {"threshold": threshold}),
+            (SELECTIVE, {"threshold": threshold}),
+            ("greedy", {}),
+        )
+    )
+    assert trips(fresh(), selective) == trips(fresh(), full) == 1.0
+    assert fresh().round_bytes(selective) == fresh().round_bytes(greedy)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_how_often_the_edge_asks_is_learnt(share: float) -> None:
     seen, wanted = fresh(), plan(protocol=SELECTIVE, window=8)

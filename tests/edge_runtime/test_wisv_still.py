@@ -41,7 +41,7 @@ def test_states_while_the_window_is_at_the_target(still: SocketlessEdge, pair: P
 
 def test_refusals_and_forgiven_tokens_are_counted(still: SocketlessEdge, pair: Pair) -> None:
     session = RawSession(conditions=conditions_of(pair))
-    wanted = asked_of(still, session, threshold=1.0)
+    wanted = asked_of(still, session, threshold=1 - 1e-12)
     states = session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), wanted)
     for bad in BAD.values():
         still.deliver([states[0], *bad(len(wanted[0]))])

@@ -17,8 +17,13 @@ def plan(**options: Any) -> Plan:
 
 
 def alternatives(
-    auto: Auto, options: Mapping[str, Any], *, offered: Collection[str], most: int = MAX_WINDOW
+    auto: Auto,
+    options: Mapping[str, Any],
+    *,
+    offered: Collection[str],
+    most: int = MAX_WINDOW,
+    reachable: bool = True,
 ) -> list[Plan]:
     """Return the plans that "auto" may choose from."""
     request = Request.from_options({**options, "protocol": auto})
-    return plans.alternatives(request, offered=offered, most=most)
+    return plans.alternatives(request, offered=offered, most=most, reachable=reachable)

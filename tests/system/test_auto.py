@@ -14,6 +14,7 @@ from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Choice, Round
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire.protocols import LOCAL, STREAM, Ahead
+from pilotfish.wire.request import Options
 from tests.conftest import Pair
 
 AHEAD = Ahead.name
@@ -102,6 +103,29 @@ def test_a_thrifty_answer_has_the_same_text(device: Device) -> None:
         assert answer.tokens == wanted.tokens
         assert answer.choice is not None
         assert "of the edge's time" in answer.choice.reason
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_lossy_answers_are_never_the_drafters_alone(device: Device, temperature: float) -> None:
+    """Though the drafter alone is the quickest: it is chosen where its name is given."""
+    options: Options = {"max_tokens": 2, "temperature": temperature}
+    named = Auto(among=[LOCAL, STREAM])
+    assert device.generate("abc", protocol=named, **options).protocol == LOCAL
+    chosen = [
+        device.generate("abc", protocol=Auto(lossy=True), **options).protocol for _ in range(50)
+    ]
+    assert LOCAL not in chosen
+
+
+def test_a_lossy_answer_without_the_edge_is_the_drafters(pair: Pair) -> None:
+    with (
+        EdgeServer(pair.target, threads=1) as edge,
+        Device(pair.draft, edge.endpoint, threads=1, on_link_loss="local") as device,
+    ):
+        assert device.generate("abc", protocol=Auto(lossy=True), max_tokens=2).protocol != LOCAL
+        edge.stop()
+        pieces = [*device.stream("abc", protocol=Auto(lossy=True), max_tokens=4)]
+        assert {piece.origin for piece in pieces if piece.tokens} == {"local"}
 
 
 def test_without_an_edge_there_is_only_local(pair: Pair) -> None:

@@ -91,6 +91,36 @@ def test_both_protocols_commit_the_same(device: Device, window: Any) -> None:
     assert len(spared) > 3 or window == 0, "nothing was in between"
 
 
+@pytest.mark.parametrize("threshold", [0.0, 1.0])
+def test_at_thresholds_0_and_1_no_states_are_asked_for(
+    pair: Pair, device: Device, head: str, exchanges: list[Exchange], threshold: float
+) -> None:
+    """What the head would say is known. The threshold is the request's, or the edge's own."""
+    options: dict[str, Any] = {"window": 6, "max_tokens": 40}
+
+    def commits(on: Device, protocol: str, **more: Any) -> list[tuple[Any, ...]]:
+        exchanges.clear()
+        return [
+            each
+            for prompt in PROMPTS
+            for each in decisions(on.generate(prompt, protocol=protocol, **options, **more))
+        ]
+
+    full = commits(device, "wisv-full", threshold=threshold)
+    assert len(exchanges) == len(full)
+    assert sum(window - accepted + forgiven for _, window, accepted, forgiven, _ in full) > 0
+    assert commits(device, "wisv-selective", threshold=threshold) == full
+    assert len(exchanges) == len(full)  # one exchange a round
+    between = commits(device, "wisv-selective", threshold=0.5)
+    assert len(exchanges) > len(between)
+    with (
+        EdgeServer(pair.target, threads=1, head=head, threshold=threshold) as edge,
+        Device(pair.draft, edge.endpoint, threads=1) as other,
+    ):
+        assert commits(other, "wisv-selective") == full
+        assert len(exchanges) == len(full)
+
+
 def test_the_default_threshold_is_the_heads(pair: Pair, device: Device, head: str) -> None:
     wanted = device.generate(PROMPT, protocol="wisv-full", threshold=0.5, max_tokens=30).tokens
     assert device.generate(PROMPT, protocol="wisv-full", max_tokens=30).tokens == wanted

@@ -54,7 +54,7 @@ def test_every_fault_of_a_keyword_is_typed_and_names_it(name: str) -> None:
     [
         ({"top_k": 1.5}, "Expected `int`, got `float` - at `top_k`."),
         ({"top_k": True}, "Expected `int`, got `bool` - at `top_k`."),
-        ({"temperature": "0.5"}, "Expected `float`, got `str` - at `temperature`."),
+        ({"temperature": "0.5"}, "Expected `float | null`, got `str` - at `temperature`."),
         ({"window": True}, "Expected `int | str | null`, got `bool` - at `window`."),
         ({"stop": ["a", 1]}, "Expected `str`, got `int` - at `stop[1]`."),
         ({"stop": None}, "Expected `array`, got `null` - at `stop`."),

@@ -17,6 +17,7 @@ class Policy(ABC):
     name: ClassVar[str]
     # True: all protocols of this policy need an optional part of the edge (a decision head)
     wants_resources: ClassVar[bool] = False
+    protocols: ClassVar[Sequence[str]] = ()  # the only protocols that it chooses; (): any
 
     @abstractmethod
     def choose(

@@ -31,6 +31,7 @@ class ThresholdPolicy(Policy):
 
     name = THRESHOLD
     wants_resources = True
+    protocols = (FULL, SELECTIVE)
 
     def __init__(self) -> None:
         self._windows = PredictivePolicy()

@@ -289,6 +289,7 @@ def summary(generation: Generation) -> Body:
         "uplink_bytes": sum(round_.uplink_bytes for round_ in rounds),
         "downlink_bytes": sum(round_.downlink_bytes for round_ in rounds),
         "choice": None if generation.choice is None else generation.choice.reason,
+        "pings": generation.probing.pings,
         "recoveries": [
             {
                 "at": recovery.at,

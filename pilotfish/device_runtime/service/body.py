@@ -32,6 +32,7 @@ from msgspec import structs
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.reading import without_bom
 from pilotfish.base.settings import settings
+from pilotfish.device_runtime.default_temperature import with_default_temperature
 from pilotfish.device_runtime.plan import Auto, expect_effective
 from pilotfish.device_runtime.service.prompts import (
     bad_value,
@@ -212,7 +213,9 @@ def request_of(
     if body.stop is not None:
         changes["stop"] = [body.stop] if isinstance(body.stop, str) else body.stop
     request = structs.replace(defaults, **changes)
-    return request if body.pilotfish is None else _with_object(request, body.pilotfish)
+    if body.pilotfish is not None:
+        request = _with_object(request, body.pilotfish)
+    return with_default_temperature(request)
 
 
 def _grammar_of(

@@ -13,8 +13,18 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.lab.judge.costs import DSD, GREEDY, JUDGED, Cost, ModelPace, cost, mismatch_share
+from pilotfish.lab.judge.costs import (
+    DSD,
+    GREEDY,
+    JUDGED,
+    SELECTIVE,
+    Cost,
+    ModelPace,
+    cost,
+    mismatch_share,
+)
 from pilotfish.lab.judge.sweep_file import LinkProfile, QuestionCounts, SweepHeader, SweepSetting
+from pilotfish.wire.protocols.decision_head import CERTAIN_THRESHOLDS
 from pilotfish.wire.protocols.protocol import PairSizes
 
 RESAMPLES = 2000
@@ -127,12 +137,17 @@ def costs(
         answer_cost = partial(
             cost, setting_counts, pace=pace, sizes=sizes, form=form, mismatch_share=missed
         )
+        # no states are asked for, so a round costs as much as one of `greedy`
+        certain = setting.threshold in CERTAIN_THRESHOLDS
         for profile in [setting.profile] if setting.profile else plan.profiles:
             results[index, profile] = {
                 name: Cost(
                     *(
                         total / len(setting_counts)
-                        for total in answer_cost(protocol=name, link=profile.link)
+                        for total in answer_cost(
+                            protocol=GREEDY if name == SELECTIVE and certain else name,
+                            link=profile.link,
+                        )
                     )
                 )
                 for name in (JUDGED if setting.head else (GREEDY, DSD))

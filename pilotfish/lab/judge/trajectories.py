@@ -15,7 +15,6 @@ alone, because its context is the committed text in drafter tokens. Its choices 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -42,7 +41,7 @@ class WalkSettings:
     @property
     def strict(self) -> bool:
         """Whether the course rejects every mismatch: `greedy`, or threshold 0."""
-        return self.judge is None or self.judge.bound == -math.inf
+        return self.judge is None or self.judge.outcome is True
 
 
 class CourseRound(NamedTuple):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pilotfish.base.errors import MalformedError, UnsupportedError
 from pilotfish.base.settings import setting
 from pilotfish.speculation.agreement import accept_forgiven, mismatches
-from pilotfish.speculation.distributions import Floats, Sampling
+from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.tree import Tree
 from pilotfish.wire.codecs.hidden import (
     HIDDEN_FORMATS,
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 # Mismatches per drafted token, assumed before a measurement. With SmolLM2-135M as the drafter of
 # Qwen2.5-Coder-1.5B the rate is 34 % up to the first rejection, and 44 % after it.
 MISMATCH_RATE = 0.4
+# Thresholds at which the states do not matter: 0 rejects every mismatch, 1 rejects none.
+CERTAIN_THRESHOLDS = (0.0, 1.0)
 FORGIVEN = RoundCounter(
     name="forgiven",
     help="Accepted draft tokens that differ from the target's choice and that the decision head "
@@ -77,6 +79,10 @@ class BoundDecisionHead(Protocol):
     @property
     def width(self) -> int:
         """The width d of the drafter's states."""
+
+    @property
+    def outcome(self) -> bool | None:
+        """Whether every mismatch is rejected, if no state can change it; None: states decide."""
 
     def __call__(
         self, drafter: Floats, target: Floats, tokens: NDArray[np.int64]
@@ -115,6 +121,7 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
 
     Options = JudgingOptions
     counters = (FORGIVEN,)
+    greedy_only = True
     lossless = False
     # relative to the acceptance of dsd at temperature 0; with the head's own threshold, over four
     # links
@@ -134,14 +141,6 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
         other = self.with_options(self.options)
         other.head = resource
         return other
-
-    def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
-        """Accept temperature 0 only."""
-        for end in (target, drafter or target):
-            if not end.greedy:
-                raise UnsupportedError(
-                    f"Protocol {self.name} decodes at temperature 0, not {end.temperature}."
-                )
 
     # The device's half
 
@@ -212,6 +211,12 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
         assert self.head is not None
         # i64 [m, 2]
         tokens = np.stack([draft.ids[needed.at].astype(np.int64), needed.choices[needed.at]], 1)
-        rejected = self.head(states, needed.target, tokens) | needed.forbidden
+        return self.decide_by_rejections(draft, needed, self.head(states, needed.target, tokens))
+
+    def decide_by_rejections(
+        self, draft: JudgedDraft, needed: StatesNeeded, rejected: NDArray[np.bool_]
+    ) -> Decision:
+        """Decide by the head's rejections of the mismatches, bool [m]."""
+        rejected = rejected | needed.forbidden
         accepted, token, forgiven = accept_forgiven(draft.ids, needed.choices, rejected)
         return Decision(accepted, token, notes=(forgiven,))

@@ -8,9 +8,8 @@ The device drafts its argmax. The edge accepts while the draft equals the target
 token is the first argmax that differs, or the argmax after the window.
 """
 
-from pilotfish.base.errors import UnsupportedError
 from pilotfish.speculation.agreement import count_agreed
-from pilotfish.speculation.distributions import Floats, Sampling
+from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols.protocol import (
     Decision,
     Draft,
@@ -25,15 +24,7 @@ class Greedy(IdsOnlyProtocol):
 
     name = "greedy"
     deterministic = True
-
-    def check(self, target: Sampling, drafter: Sampling | None = None) -> None:
-        """Accept temperature 0 only."""
-        for end in (target, drafter or target):
-            if not end.greedy:
-                raise UnsupportedError(
-                    f"Protocol greedy decodes at temperature 0, not {end.temperature}; use "
-                    "coupled, tslt, tree, dssd or dsd to sample."
-                )
+    greedy_only = True
 
     def draw(self, logits: Floats, params: SamplingParams, key: DrawKey) -> tuple[list[int], None]:
         """Return the drafter's argmax; nothing else is sent."""

@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.base.errors import BadDraftError, MalformedError, TooLargeError
+from pilotfish.base.errors import (
+    BadDraftError,
+    MalformedError,
+    TooLargeError,
+    UnsupportedError,
+)
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.logits_options import (
     NO_LOGITS_OPTIONS,
@@ -172,6 +177,7 @@ class RoundBytes(NamedTuple):
 class SpeculationProtocol(ABC, Generic[D]):
     """A protocol, the device's half and the edge's half, with the options of one generation.
 
+    greedy_only: the protocol decodes at temperature 0 alone.
     default_top_k: top-K of the drafter if the request names no truncation.
     lossless: the output follows the target's distribution.
     deterministic: the output also follows from prompt, parameters and seed alone.
@@ -191,6 +197,7 @@ class SpeculationProtocol(ABC, Generic[D]):
     name: ClassVar[str]
     Options: ClassVar[type[ProtocolOptions]] = ProtocolOptions
     counters: ClassVar[tuple[RoundCounter, ...]] = ()
+    greedy_only: ClassVar[bool] = False
     default_top_k: ClassVar[int] = 0
     lossless: ClassVar[bool] = True
     deterministic: ClassVar[bool] = False
@@ -228,7 +235,12 @@ class SpeculationProtocol(ABC, Generic[D]):
 
         drafter: the drafter's parameters; None at the edge, which does not know them.
         """
-        return
+        for end in (target, drafter or target):
+            if self.greedy_only and not end.greedy:
+                raise UnsupportedError(
+                    f"Protocol {self.name} decodes at temperature 0, not {end.temperature}; use "
+                    "coupled, tslt, tree, dssd or dsd to sample."
+                )
 
     def expansion(self, window: int) -> Expansion:
         """Return the default expansion ⟨k₁…k_L⟩ of a window with ``window`` levels."""

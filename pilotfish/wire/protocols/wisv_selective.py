@@ -1,13 +1,14 @@
 """wisv-selective: the edge forgives harmless mismatches; it requests the states (wisv §III-B).
 
 up:    ids [γ]
-down:  indices of the m mismatches; if m = 0: accepted count, token
+down:  indices of the m mismatches; if m = 0, or at threshold 0 or 1: accepted count, token
 up:    the drafter's last-layer states there [m, d]
 down:  accepted count, token; note: number of forgiven tokens
 law:   not the target's: forgiven tokens are the drafter's
 
-A round has at most two exchanges. This suits links on which an RTT costs less time than the states
-that are not needed. The protocol commits the same tokens as `wisv-full`.
+A round has at most two exchanges, and one at thresholds 0 and 1, where no state matters. This suits
+links on which an RTT costs less time than the states that are not needed. The protocol commits the
+same tokens as `wisv-full`.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,13 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.tree import Expansion
 from pilotfish.wire.codecs.hidden import hidden_bytes
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.protocols.decision_head import MISMATCH_RATE, JudgedDraft, JudgedProtocol
+from pilotfish.wire.protocols.decision_head import (
+    CERTAIN_THRESHOLDS,
+    MISMATCH_RATE,
+    JudgedDraft,
+    JudgedProtocol,
+    JudgingOptions,
+)
 from pilotfish.wire.protocols.protocol import (
     STATES_REQUEST_BYTES,
     WINDOW_BYTES,
@@ -46,6 +53,8 @@ class WisvSelective(JudgedProtocol):
         """Estimate the bytes: ids; for a request m positions down, m states up (wisv (7)–(9))."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         again = self.estimate_round_trips(expansion, acceptance) - 1.0
+        if not again:
+            return RoundBytes(up, down)
         positions = MISMATCH_RATE * len(expansion)
         states = positions * hidden_bytes(sizes.hidden, self.form)
         return RoundBytes(
@@ -53,7 +62,10 @@ class WisvSelective(JudgedProtocol):
         )
 
     def estimate_round_trips(self, expansion: Expansion, acceptance: float) -> float:
-        """Estimate two round trips if there is a mismatch, else one."""
+        """Estimate two round trips if the edge asks for states, else one."""
+        assert isinstance(self.options, JudgingOptions)
+        if self.options.threshold in CERTAIN_THRESHOLDS:
+            return 1.0
         return 2.0 - (1.0 - MISMATCH_RATE) ** len(expansion)
 
     # The device's half
@@ -74,8 +86,12 @@ class WisvSelective(JudgedProtocol):
         """Decode the ids."""
         return JudgedDraft(decode_window_ids(frames[0], vocab_size))
 
-    def decide(self, draft: JudgedDraft, needed: StatesNeeded) -> StatesNeeded:
-        """Request the states, with one byte for the index of each token."""
+    def decide(self, draft: JudgedDraft, needed: StatesNeeded) -> Decision | StatesNeeded:
+        """Request the states if they matter, with one byte for the index of each token."""
+        assert self.head is not None
+        if self.head.outcome is not None:
+            rejected = np.full(len(needed.at), self.head.outcome)
+            return self.decide_by_rejections(draft, needed, rejected)
         return replace(needed, frames=[needed.at.astype(np.uint8).tobytes()])
 
     def verify_with_states(

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.cli import main
-from pilotfish.edge_runtime.head import DecisionHead
+from pilotfish.edge_runtime.head import DecisionHead, HeadJudge
 from pilotfish.engines.artifact import Artifact
 from pilotfish.lab.judge.costs import DSD, FULL, GREEDY, SELECTIVE, ModelPace, cost, mismatch_share
-from pilotfish.lab.judge.figures import curve, figures
+from pilotfish.lab.judge.figures import costs, curve, figures
 from pilotfish.lab.judge.sweep_file import (
     LinkProfile,
     QuestionCounts,
@@ -180,7 +180,9 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
         draft, none, SIZES.vocabulary
     )
     assert full.up == WINDOW_BYTES + sum(map(len, frames))
+    judge = HeadJudge(SIZES.hidden, form, bound=0.0, score=lambda *_: pytest.fail("no states yet"))
     exchange = WisvSelective(WisvSelective.Options.from_mapping({"hidden": form}))
+    exchange = exchange.with_resource(judge)
     wanted = StatesNeeded(
         np.array(at), np.zeros(drafted + 1, np.int64), states[at], np.zeros(len(at), np.bool_)
     )
@@ -192,6 +194,19 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
     ]
     assert selective.up == 2 * WINDOW_BYTES + sum(map(len, sent))
     assert selective.down == VERDICT_BYTES + 50 + sum(map(len, items))
+
+
+def test_at_thresholds_0_and_1_selective_costs_what_greedy_costs() -> None:
+    """The edge asks for no states there."""
+    counts = metrics(True, CourseRound(8, 3, 1, 2, 2))
+    settings = [SweepSetting(8, "h", threshold, FAST) for threshold in (0.0, 0.5, 1.0)]
+    greedy = SweepSetting(8)
+    header = plan(*settings, greedy)
+    results = costs(header, [[counts] * 4], PACE)
+    wanted = results[3, FAST][GREEDY]
+    assert results[0, FAST][SELECTIVE] == results[2, FAST][SELECTIVE] == wanted
+    assert results[1, FAST][SELECTIVE].exchanges == wanted.exchanges + 1
+    assert results[0, FAST][FULL].up > wanted.up
 
 
 # What is shown

@@ -1,0 +1,142 @@
+"""An ordinary OpenAI client at a service with a decision head: it states no temperature.
+
+The service has the default flags of the paper's rule (`--lossy --policy threshold`) or names a
+protocol. Between device and edge is an emulated link, whose RTT moves across 10 ms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from pilotfish import EdgeServer
+from pilotfish.emulation.emulator import Conditions, Emulator
+from tests.conftest import Pair
+from tests.support.serving import Serving, serving
+
+FULL, SELECTIVE = "wisv-full", "wisv-selective"
+NEAR_S, FAR_S = 0.002, 0.040
+TRIES = 8  # a machine with other work makes a short trip long now and then
+QUESTION: Any = [{"role": "user", "content": "once upon"}]
+WHOLE = {"window": 4, "threshold": 0.5}
+
+
+@pytest.fixture(scope="module")
+def road(edge: EdgeServer) -> Iterator[Emulator]:
+    with Emulator(edge.endpoint, Conditions(rtt_s=NEAR_S)) as link:
+        yield link
+
+
+@pytest.fixture(scope="module")
+def headline(pair: Pair, road: Emulator) -> Iterator[Serving]:
+    flags = ("--lanes", 1, "--lossy", "--policy", "threshold")
+    with serving(pair.draft, road.endpoint, *flags) as started:
+        yield started
+
+
+def ask(client: openai.OpenAI, **extension: Any) -> tuple[str, dict[str, Any]]:
+    """The answer's text, and what the service says of it; the client knows nothing of wisv."""
+    answer = client.chat.completions.create(
+        model="pilotfish", messages=QUESTION, max_tokens=12, extra_body={"pilotfish": extension}
+    )
+    text, figures = answer.choices[0].message.content, answer.model_extra["pilotfish"]
+    assert text
+    return text, figures
+
+
+def test_a_far_edge_gets_all_states_after_one_ping_each(headline: Serving, road: Emulator) -> None:
+    road.set(rtt_s=FAR_S)
+    client = headline.client()
+    ask(client)  # the first request of a connection measures the rates, too
+    figures = [ask(client)[1] for _ in range(3)]
+    assert [each["protocol"] for each in figures] == [FULL] * 3
+    assert [each["pings"] for each in figures] == [1] * 3
+    assert all("RTT above 10 ms" in each["choice"] for each in figures)
+
+
+@pytest.mark.timing
+def test_the_upload_follows_the_rtt_of_each_request(headline: Serving, road: Emulator) -> None:
+    client = headline.client()
+    for rtt_s, wanted in ((NEAR_S, SELECTIVE), (FAR_S, FULL), (NEAR_S, SELECTIVE), (FAR_S, FULL)):
+        road.set(rtt_s=rtt_s)
+        for _ in range(TRIES):
+            _, figures = ask(client)
+            measured = re.search(r"RTT ([\d.]+) ms", figures["choice"])
+            assert measured is not None
+            assert float(measured[1]) >= rtt_s * 1e3
+            assert figures["pings"] >= 1
+            if wanted == FULL or float(measured[1]) <= 10:
+                break
+        assert figures["protocol"] == wanted
+
+
+def test_both_uploads_say_what_temperature_0_says(headline: Serving, road: Emulator) -> None:
+    road.set(rtt_s=FAR_S)
+    client = headline.client()
+    texts = set()
+    for extension in (
+        WHOLE,
+        {"protocol": FULL, **WHOLE},
+        {"protocol": SELECTIVE, **WHOLE},
+        {"lossy": True, "policy": "threshold", "rtt_threshold_s": 60, **WHOLE},
+    ):
+        text, figures = ask(client, **extension)
+        texts.add(text)
+        assert figures["protocol"] in (FULL, SELECTIVE)
+    assert len(texts) == 1  # the tiny pair's head does not look at the link
+    cold = client.chat.completions.create(
+        model="pilotfish", messages=QUESTION, max_tokens=12, temperature=0,
+        extra_body={"pilotfish": WHOLE},
+    )  # fmt: skip
+    assert texts == {cold.choices[0].message.content}
+
+
+def test_other_routes_of_the_same_service(headline: Serving) -> None:
+    client = headline.client()
+    text = client.completions.create(model="pilotfish", prompt="once", max_tokens=4)
+    assert text.model_extra["pilotfish"]["protocol"] in (FULL, SELECTIVE)
+    response = client.responses.create(model="pilotfish", input="once", max_output_tokens=16)
+    assert response.temperature == 0
+    with client.chat.completions.create(
+        model="pilotfish", messages=QUESTION, max_tokens=4, stream=True
+    ) as chunks:
+        assert [*chunks][-1].model_extra["pilotfish"]["protocol"] in (FULL, SELECTIVE)
+
+
+def test_a_stated_temperature_above_0_is_refused(headline: Serving) -> None:
+    with pytest.raises(openai.BadRequestError, match="work only at temperature 0") as refused:
+        headline.client().chat.completions.create(
+            model="pilotfish", messages=QUESTION, max_tokens=4, temperature=0.7
+        )
+    assert refused.value.status_code == 400
+
+
+def test_another_protocol_has_its_own_default(headline: Serving) -> None:
+    """`adaptive` refuses temperature 0, and `greedy` all others."""
+    for name in ("adaptive", "greedy"):
+        assert ask(headline.client(), protocol=name)[1]["protocol"] == name
+
+
+@pytest.mark.parametrize("protocol", [FULL, SELECTIVE])
+def test_a_service_that_names_a_protocol(pair: Pair, edge: EdgeServer, protocol: str) -> None:
+    with serving(pair.draft, edge.endpoint, "--lanes", 1, "--protocol", protocol) as started:
+        assert ask(started.client())[1]["protocol"] == protocol
+        with pytest.raises(openai.BadRequestError, match=r"decodes at temperature 0, not 0\.7"):
+            started.client().chat.completions.create(
+                model="pilotfish", messages=QUESTION, max_tokens=4, temperature=0.7
+            )
+
+
+def test_the_temperature_of_whoever_runs_the_service_stays(pair: Pair, edge: EdgeServer) -> None:
+    flags = ("--lanes", 1, "--temperature", 0.6, "--lossy", "--policy", "threshold")
+    with serving(pair.draft, edge.endpoint, *flags) as started:
+        with pytest.raises(openai.BadRequestError, match="work only at temperature 0"):
+            ask(started.client())
+        cold = started.client().chat.completions.create(
+            model="pilotfish", messages=QUESTION, max_tokens=4, temperature=0
+        )
+        assert cold.model_extra["pilotfish"]["protocol"] in (FULL, SELECTIVE)
