@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -152,9 +153,9 @@ def test_the_measurement_writes_graphs_without_weights(
     sizes: list[int] = []
     opened = reference.open_session
 
-    def measure(graph: Path, *args: object, **options: object) -> object:
+    def measure(graph: Path, *args: Any, **options: Any) -> Any:
         sizes.append(sum(file.stat().st_size for file in graph.parent.glob("*.onnx")))
-        return opened(graph, *args, **options)  # type: ignore[arg-type]
+        return opened(graph, *args, **options)
 
     made = export_model(str(source(tmp_path)), tmp_path / "a", precision="int8")
     size = sum(file.stat().st_size for file in made.path.iterdir())
