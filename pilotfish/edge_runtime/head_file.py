@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from pilotfish.base.errors import HeadError, PilotfishError
 from pilotfish.base.reading import read_content, reading_file, without_bom
 from pilotfish.engines.cache import replace_file
-from pilotfish.engines.manifest import FormatNumber, Stored
+from pilotfish.engines.manifest import Stored
+from pilotfish.engines.manifest_file import FormatNumber
 from pilotfish.speculation.channel import FEATURES
 from pilotfish.wire.codecs.hidden import HiddenFormat
 

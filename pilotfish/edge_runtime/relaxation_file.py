@@ -15,7 +15,8 @@ from pilotfish.base.errors import PairMismatchError, RelaxationError
 from pilotfish.base.reading import reading_file, without_bom
 from pilotfish.edge_runtime.head_file import ModelIdentity, read_bounded
 from pilotfish.engines.cache import replace_file
-from pilotfish.engines.manifest import FormatNumber, Manifest
+from pilotfish.engines.manifest import Manifest
+from pilotfish.engines.manifest_file import FormatNumber
 from pilotfish.speculation.adaptive import Relaxation
 from pilotfish.wire.protocols.adaptive import Ratio, Share
 

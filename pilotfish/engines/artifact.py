@@ -25,8 +25,8 @@ from pilotfish.engines.manifest import (
     HEAD_TOKENS_NAME,
     TOKENIZER_NAME,
     Manifest,
-    read_manifest,
 )
+from pilotfish.engines.manifest_file import read_manifest
 from pilotfish.engines.stage_range import check_chain
 
 
