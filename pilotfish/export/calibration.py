@@ -23,6 +23,7 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.blocks import BLOCK, LARGEST, Quantized
 from pilotfish.export.calibration_text import CHATS, PLAIN
 from pilotfish.export.error_compensation import BITS, round_compensated
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.quantize import is_rounded, quantize
 from pilotfish.export.reference import Reference
@@ -117,8 +118,12 @@ class Calibration:
         self._moments = {}
         for label, x in inputs.items():
             rows = x.reshape(-1, x.shape[-1])
-            if rows.shape[1] <= WIDEST:
+            if rows.shape[1] > WIDEST:
+                continue
+            with np.errstate(over="ignore"):
                 self._moments[label] = rows.T @ rows
+            if not np.isfinite(self._moments[label]).all():
+                raise ExportError(f"the inputs of {label} are NaN or too large")
         if self._progress:
             self._progress("calibration", self._layer + 1, self._config.layers)
 

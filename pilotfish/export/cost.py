@@ -17,6 +17,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import PrecisionCost
 from pilotfish.engines.passes import Pass
 from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.parts_decoder import PartsDecoder
 from pilotfish.export.reference import Reference, largest_layer
@@ -112,6 +113,11 @@ def _measure(
         del exact
         advance()
     divergence, acceptance = (np.concatenate(parts) for parts in zip(*comparisons, strict=True))
+    if not np.isfinite(divergence).all():
+        raise ExportError(
+            "logits are NaN or infinite: the checkpoint is damaged, or its values are too large "
+            "for this precision"
+        )
     return PrecisionCost(
         kl=max(float(divergence.mean()), 0.0),
         acceptance=min(float(acceptance.mean()), 1.0),

@@ -114,6 +114,20 @@ def test_without_a_readable_text_scales_are_searched(
     assert "no space left" in caplog.text
 
 
+def test_inputs_whose_squares_exceed_float32_calibrate_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight = calm_weights()
+    weight["model.layers.0.mlp.up_proj.weight"] *= np.float32(1e18)
+    weight["model.layers.0.mlp.down_proj.weight"] /= np.float32(1e18)
+    source = str(write_directory(tmp_path / "source", CONFIG, weights=weight))
+    exact = logits(export_model(source, tmp_path / "fp32", dialect="opset24"))
+    artifact = export_model(source, tmp_path / "int4", precision="int4")
+    assert np.abs(logits(artifact) - exact).mean() < 0.5 * np.abs(exact).mean()
+    assert caplog.text.count("rounded without a text") == 1
+    assert "the inputs of model.layers.0.mlp.down_proj are NaN or too large" in caplog.text
+
+
 def calm_weights() -> dict[str, Floats]:
     """Make matrices small enough that a rounding error does not turn all later layers."""
     return {

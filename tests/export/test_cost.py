@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.manifest import Precision
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export import cost, reference
@@ -129,6 +130,21 @@ def test_what_cannot_be_measured_is_told_and_exported_all_the_same(
     assert reasons[short] in caplog.text
     made.verify()
     assert {file.name for file in made.path.iterdir()} == {*made.manifest.files, "manifest.json"}
+
+
+@pytest.mark.parametrize(
+    ("precision", "factor"), [("fp16", 1e6), ("int8", np.nan), ("int4", np.nan), ("int8", np.inf)]
+)
+def test_logits_that_are_no_numbers_are_told_and_exported_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, precision: Precision, factor: float
+) -> None:
+    """A checkpoint of damaged weights, or of values beyond half precision."""
+    weights = tiny_weights(CONFIG)
+    weights["model.layers.0.mlp.up_proj.weight"] *= np.float32(factor)
+    path = write_gguf(tmp_path / "m.gguf", CONFIG, weights=weights)
+    made = export_model(str(path), tmp_path / "a", precision=precision, check=True)
+    assert made.manifest.cost is None
+    assert "was not measured: logits are NaN or infinite" in caplog.text
 
 
 def test_the_measurement_writes_graphs_without_weights(
