@@ -42,7 +42,6 @@ class Contrib(FusedExperts):
     contrib = True
     precisions = ("fp32", "int8", "int4", "stored")
     folds_offsets = True
-    embeds_blocks = True
 
     def __init__(
         self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision

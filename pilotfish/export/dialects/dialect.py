@@ -53,8 +53,6 @@ class Dialect(AttentionInputs):
 
     name: ClassVar[DialectName]
     contrib: ClassVar[bool] = False
-    # Whether an embedding is rounded like the head, so that a tied head has the same codes.
-    embeds_blocks: ClassVar[bool] = False
     precisions: ClassVar[Sequence[str]]
 
     def __init__(
@@ -126,7 +124,10 @@ class Dialect(AttentionInputs):
         return code_rows(self, name, weight, tokens)
 
     def embed(self, name: str) -> str:
-        """Look up the embeddings of the packed tokens, [T, width]."""
+        """Look up the embeddings of the packed tokens, [T, width].
+
+        They are rounded like the head, so that a tied head has the same codes.
+        """
         # In int4 a tied head has other blocks, of 8 bits.
         shared = self.config.tied and not self.forms.keeps_blocks
         blocks = None if shared else self.forms.read_blocks(name)
@@ -134,15 +135,9 @@ class Dialect(AttentionInputs):
             return look_up(self, name, blocks, self.tokens)
         if self.forms.bits is None:
             return self.graph.op("Gather", self.weight(name), self.tokens)
-        if self.embeds_blocks and self.forms.head_bits is not None:
-            table = self.forms.round(name, self.read(name), self.forms.head_bits)
-            return look_up(self, name, table, self.tokens)
-        codes, scales = quantize_rows(self.read(name))
-        row = self.signed_rows(f"{name}.row_codes", codes.shape, [codes], self.tokens)
-        scale = self.graph.op(
-            "Gather", self.graph.weight(f"{name}.row_scales", scales), self.tokens
-        )
-        return self.graph.op("Mul", self.cast(row, self.float), scale)
+        assert self.forms.head_bits is not None
+        table = self.forms.round(name, self.read(name), self.forms.head_bits)
+        return look_up(self, name, table, self.tokens)
 
     def embed_for_layers(self, name: str) -> str:
         """Look up the tokens' rows in the table of per-layer embeddings, [T, layers · width].
