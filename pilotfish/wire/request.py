@@ -113,12 +113,12 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
     low. An edge may set a lower limit. expansion: the candidates per node at each level of a tree,
     ⟨k₁…k_L⟩, instead of a window. max_tokens: None: as many as the context holds. temperature,
     top_k, top_p, min_p: the target's sampling. draft_…: the drafter's sampling, by default the
-    target's. If no top_k and top_p are set, ``tslt`` and ``tree`` draft with top_k 64; 2,048 is
-    their maximum. logit_bias, penalties, grammar: applied to both ends' logits (`LogitsOptions`).
-    seed: 0 ≤ seed < 2⁶³; None: random. options: the protocols' own options, by name; options of
-    other protocols have no effect. logprobs: return the log-probabilities of each token and of this
-    number of likeliest tokens. prompt_logprobs: the same for the prompt's tokens, from unprocessed
-    logits.
+    target's. If no top_k and top_p are set, ``tslt`` and ``tree`` draft with top_k 64. They send up
+    to V tokens of each distribution, 2¹⁸ in a window. logit_bias, penalties, grammar: applied to
+    both ends' logits (`LogitsOptions`). seed: 0 ≤ seed < 2⁶³; None: random. options: the protocols'
+    own options, by name; options of other protocols have no effect. logprobs: return the
+    log-probabilities of each token and of this number of likeliest tokens. prompt_logprobs: the
+    same for the prompt's tokens, from unprocessed logits.
     """
 
     protocol: (
