@@ -5,6 +5,8 @@ fields of `Request`. Besides the keys of `base.settings.setting`, a field's meta
 
 http: "body": it is a field of an HTTP body; "pilotfish": it is a field of the body's object
     ``pilotfish``. Other fields have an HTTP form of their own, or none (`service.body`).
+axis: `field measure` can vary the option: "target" under every protocol, "drafter" under those that
+    draft, "tree" under those whose windows may be trees (`lab.field.axes`).
 wire: True: the edge needs the option, and `begin` has no field for it. It travels in the map
     ``options`` of `begin` if it differs from its default (`wire.begin`).
 
@@ -152,6 +154,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
                 "protocol tree, instead of --window: number of candidates per node at each level, "
                 "e.g. 2,2,1 (default: 2,2,1,… as deep as the window)",
                 form="expansion",
+                axis="tree",
                 metavar="K,K,…",
                 http="pilotfish",
             ),
@@ -161,7 +164,14 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
     max_tokens: Annotated[MaxTokens, setting("maximum number of tokens of the answer")] | None = 128
     temperature: Annotated[
         float,
-        setting("sampling temperature; 0 is greedy", ge=0, le=100, metavar="T", http="body"),
+        setting(
+            "sampling temperature; 0 is greedy",
+            ge=0,
+            le=100,
+            axis="target",
+            metavar="T",
+            http="body",
+        ),
     ] = 0.0
     top_k: Annotated[
         int,
@@ -169,6 +179,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
             "sample from the K likeliest tokens; 0: from all tokens (default)",
             ge=0,
             le=_U31,
+            axis="target",
             metavar="K",
             http="body",
         ),
@@ -179,6 +190,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
             "probability mass of the nucleus; 1: all tokens (default)",
             gt=0,
             le=1,
+            axis="target",
             metavar="P",
             http="body",
         ),
@@ -190,6 +202,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
             "none",
             ge=0,
             le=1,
+            axis="target",
             metavar="P",
             http="body",
         ),
@@ -247,6 +260,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
                 "target's; with protocols tslt and tree, 64 if neither distribution is truncated)",
                 ge=0,
                 le=_U31,
+                axis="drafter",
                 metavar="K",
                 http="pilotfish",
             ),
@@ -260,6 +274,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
                 "truncate the drafter's distribution to a nucleus of this mass: tslt's ρ",
                 gt=0,
                 le=1,
+                axis="drafter",
                 metavar="P",
                 http="pilotfish",
             ),
@@ -273,6 +288,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
                 "temperature of the drafter (default: the target's)",
                 ge=0,
                 le=100,
+                axis="drafter",
                 metavar="T",
                 http="pilotfish",
             ),
