@@ -49,7 +49,7 @@ def add_flags(
 
 def add_flag(parser: "argparse._ActionsContainer", setting: Setting) -> None:
     """Add the flag of one setting."""
-    keywords = _reading(setting)
+    keywords = value_keywords(setting)
     if "type" in keywords:
         keywords["metavar"] = setting.metavar
     default = setting.default
@@ -62,7 +62,7 @@ def add_flag(parser: "argparse._ActionsContainer", setting: Setting) -> None:
     parser.add_argument(
         name,
         default=None if default is REQUIRED or isinstance(default, tuple) else default,
-        help=_help(setting, keywords.get("const")).replace("%", "%%"),
+        help=help_text(setting, keywords.get("const")).replace("%", "%%"),
         **keywords,
     )
 
@@ -147,7 +147,7 @@ def bias(text: str) -> tuple[int, float]:
     return int(token), float(value)
 
 
-# parser of each name that a setting's ``form`` may have; `_reading` handles "keys"
+# parser of each name that a setting's ``form`` may have; `value_keywords` handles "keys"
 FORMS: dict[str, _Read] = {
     "duration": duration,
     "rate": rate,
@@ -162,7 +162,7 @@ FORMS: dict[str, _Read] = {
 }
 
 
-def _reading(setting: Setting) -> dict[str, Any]:
+def value_keywords(setting: Setting) -> dict[str, Any]:
     """Return the keywords of `add_argument` that parse a setting's values."""
     kind, form, extra = setting.type, setting.extra.get("form"), setting.extra
     if form == "keys":  # without the flag: None; flag without a value: the default folder
@@ -211,7 +211,8 @@ def _items(item: _Read, like: str | None, text: str) -> tuple[Any, ...]:
         raise argparse.ArgumentTypeError(f"invalid list {text!r}: write it as {like}") from None
 
 
-def _help(setting: Setting, bare: object) -> str:
+def help_text(setting: Setting, bare: object = None) -> str:
+    """Return the help of a setting's flag. bare: the value of the flag without a value, if any."""
     text, default = setting.meta.description or "", setting.default
     if bare is not None:
         text += f"; flag without {setting.extra['metavar']}: $PILOTFISH_KEYS or {bare}"

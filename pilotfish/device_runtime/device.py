@@ -275,6 +275,8 @@ class Device:
         checked = self._check(request)
         self._handshake(checked)
         self._match_vocabulary()
+        if isinstance(checked, Plan):
+            checked.expect_sendable(self.tokenizer.vocab_size)
         prompt = self._translate(source)
         pieces = self._conversation.answer(prompt, checked, owner, alone=False)
         return self._restart_on_mismatch(pieces, prompt, checked, owner)

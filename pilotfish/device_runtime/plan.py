@@ -131,6 +131,23 @@ class Plan:
         """Whether the edge's decisions depend on the link, as measured for this request."""
         return self.exchange is not None and self.exchange.decides_by_link
 
+    def expect_sendable(self, vocab_size: int) -> None:
+        """Raise `UnsupportedError` if no message holds the distributions of a whole window.
+
+        Window "auto" passes: it ends where the message is full.
+        """
+        most = None
+        if self.exchange is not None and self.expansion and not self.auto:
+            most = self.exchange.max_rows(self.drafting.sampling, vocab_size)
+        rows = 1 + nodes_at_most(self.expansion[:-1])
+        if most is not None and rows > most:
+            top_k = self.drafting.sampling.top_k or vocab_size
+            raise UnsupportedError(
+                f"A window of protocol {self.protocol} with {rows} distributions of "
+                f"{min(top_k, vocab_size):,} tokens does not fit into a message; {most} of them "
+                "fit: use a smaller window or draft_top_k."
+            )
+
     @property
     def requires(self) -> str:
         """The optional part of an edge that this plan needs; "" if none."""

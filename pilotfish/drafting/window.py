@@ -167,7 +167,8 @@ class Drafter(ABC):
     ) -> Draft:
         """Draft a window after the committed tokens, level by level, within ``expansion``.
 
-        Stops early if every branch ends in an end token, or if there is no prediction. With
+        Stops early if every branch ends in an end token, if there is no prediction, or if the
+        message would hold no further distribution. With
         ``auto``, it also stops if no further token is likely to be accepted. logits_processor:
         processes logits over the target's tokens; in a chain, it drafts tokens that a grammar
         forces, without a pass. single: number of first tokens of a chain that have a pass each; a
@@ -195,6 +196,11 @@ class Drafter(ABC):
                 if auto:
                     known = level.acceptance
                     path_acceptance[at] *= known[at] if known else predicted_acceptance(row, count)
+            # These tokens may be dropped: the rows' sizes follow from the text before them and not
+            # from what was drawn, so the law stays.
+            if not protocol.fits(rows):
+                del rows[-len(drawn) :]
+                break
             tree.grow(drawn)
             if all(token in ends for tokens in drawn for token in tokens):
                 break

@@ -29,6 +29,7 @@ _UP, _DOWN = (
     setting(
         f"payload rate {way} per second, such as 20mbit",
         form="rate",
+        axis="link",
         flag=way,
         metavar="RATE",
         exclusive=way,
@@ -50,6 +51,8 @@ _TRACE_UP, _TRACE_DOWN = (
 class Conditions(Struct, frozen=True, kw_only=True):
     """The properties of a link; the default is an ideal link.
 
+    `field measure` can vary those that are marked by ``axis`` (`lab.field.axes`).
+
     "Up" is the direction from the connecting side to the edge. Raises UnsupportedError for
     impossible values.
 
@@ -63,13 +66,15 @@ class Conditions(Struct, frozen=True, kw_only=True):
     """
 
     rtt_s: Annotated[
-        float, setting("round-trip time, such as 50ms", form="duration", metavar="TIME")
+        float,
+        setting("round-trip time, such as 50ms", form="duration", axis="link", metavar="TIME"),
     ] = 0.0
     jitter_s: Annotated[
         float,
         setting(
             "maximum random extra time of a round trip, half of it each way",
             form="duration",
+            axis="link",
             metavar="TIME",
         ),
     ] = 0.0
@@ -83,6 +88,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
             "share of segments lost each way, such as 1% or 0.01; TCP sends them again, so losses "
             "show as stalls",
             form="share",
+            axis="link",
             metavar="SHARE",
         ),
     ] = 0.0

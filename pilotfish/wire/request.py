@@ -5,6 +5,8 @@ fields of `Request`. Besides the keys of `base.settings.setting`, a field's meta
 
 http: "body": it is a field of an HTTP body; "pilotfish": it is a field of the body's object
     ``pilotfish``. Other fields have an HTTP form of their own, or none (`service.body`).
+axis: `field measure` can vary the option: "target" under every protocol, "drafter" under those that
+    draft, "tree" under those whose windows may be trees (`lab.field.axes`).
 wire: True: the edge needs the option, and `begin` has no field for it. It travels in the map
     ``options`` of `begin` if it differs from its default (`wire.begin`).
 
@@ -113,12 +115,13 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
     low. An edge may set a lower limit. expansion: the candidates per node at each level of a tree,
     ⟨k₁…k_L⟩, instead of a window. max_tokens: None: as many as the context holds. temperature,
     top_k, top_p, min_p: the target's sampling. draft_…: the drafter's sampling, by default the
-    target's. If no top_k and top_p are set, ``tslt`` and ``tree`` draft with top_k 64; 2,048 is
-    their maximum. A temperature of None is not stated (`device_runtime.default_temperature`).
-    logit_bias, penalties, grammar: applied to both ends' logits (`LogitsOptions`). seed: 0 ≤ seed <
-    2⁶³; None: random. options: the protocols' own options, by name; options of other protocols have
-    no effect. logprobs: return the log-probabilities of each token and of this number of likeliest
-    tokens. prompt_logprobs: the same for the prompt's tokens, from unprocessed logits.
+    target's. If no top_k and top_p are set, ``tslt`` and ``tree`` draft with top_k 64. They send up
+    to V tokens of each distribution, 2¹⁸ in a window. A temperature of None is not stated
+    (`device_runtime.default_temperature`). logit_bias, penalties, grammar: applied to both ends'
+    logits (`LogitsOptions`). seed: 0 ≤ seed < 2⁶³; None: random. options: the protocols' own
+    options, by name; options of other protocols have no effect. logprobs: return the
+    log-probabilities of each token and of this number of likeliest tokens. prompt_logprobs: the
+    same for the prompt's tokens, from unprocessed logits.
     """
 
     protocol: (
@@ -152,6 +155,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
                 "protocol tree, instead of --window: number of candidates per node at each level, "
                 "e.g. 2,2,1 (default: 2,2,1,… as deep as the window)",
                 form="expansion",
+                axis="tree",
                 metavar="K,K,…",
                 http="pilotfish",
             ),
@@ -162,7 +166,14 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
     temperature: (
         Annotated[
             float,
-            setting("sampling temperature; 0 is greedy", ge=0, le=100, metavar="T", http="body"),
+            setting(
+                "sampling temperature; 0 is greedy",
+                ge=0,
+                le=100,
+                axis="target",
+                metavar="T",
+                http="body",
+            ),
         ]
         | None
     ) = 0.0
@@ -172,6 +183,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
             "sample from the K likeliest tokens; 0: from all tokens (default)",
             ge=0,
             le=_U31,
+            axis="target",
             metavar="K",
             http="body",
         ),
@@ -182,6 +194,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
             "probability mass of the nucleus; 1: all tokens (default)",
             gt=0,
             le=1,
+            axis="target",
             metavar="P",
             http="body",
         ),
@@ -193,6 +206,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
             "none",
             ge=0,
             le=1,
+            axis="target",
             metavar="P",
             http="body",
         ),
@@ -250,6 +264,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
                 "target's; with protocols tslt and tree, 64 if neither distribution is truncated)",
                 ge=0,
                 le=_U31,
+                axis="drafter",
                 metavar="K",
                 http="pilotfish",
             ),
@@ -263,6 +278,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
                 "truncate the drafter's distribution to a nucleus of this mass: tslt's ρ",
                 gt=0,
                 le=1,
+                axis="drafter",
                 metavar="P",
                 http="pilotfish",
             ),
@@ -276,6 +292,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
                 "temperature of the drafter (default: the target's)",
                 ge=0,
                 le=100,
+                axis="drafter",
                 metavar="T",
                 http="pilotfish",
             ),

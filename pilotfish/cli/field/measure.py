@@ -3,11 +3,13 @@
 import argparse
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import TypeAlias
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,8 +19,8 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.progress import FETCHING, ProgressDisplay
 from pilotfish.base.settings import settings as settings_of
 from pilotfish.base.version import SOFTWARE
+from pilotfish.cli.field.axis_flags import add_axes, values_of
 from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.cli.generation import protocol_options, protocol_options_of
 from pilotfish.cli.options import (
     Commands,
     json_option,
@@ -27,9 +29,11 @@ from pilotfish.cli.options import (
 from pilotfish.device_runtime import energy
 from pilotfish.device_runtime.device import Device
 from pilotfish.drafting.text_drafter import TEXT
+from pilotfish.emulation.emulator import Emulator
 from pilotfish.engines.artifact import Artifact
 from pilotfish.lab import host
 from pilotfish.lab.field import matrix
+from pilotfish.lab.field.axes import format_point, of_link
 from pilotfish.lab.field.measure import Measurement, MeasureSettings, RoundLog
 from pilotfish.lab.field.recording import Recorder, expect_unused, has_begun
 from pilotfish.lab.field.report.figures import Figures, counters_with_values, figures, flatten
@@ -40,16 +44,45 @@ from pilotfish.lab.field.resumption import (
 )
 from pilotfish.lab.field.run import Cell, Facts, MatrixSettings, Model, Run, Start
 from pilotfish.lab.prompts import BUILT_IN, read_prompts
+from pilotfish.wire.protocols import RoundCounter
 
 _COMMAND = ("pilotfish", "field", "measure")
 _SETTINGS = tuple(
     setting.name for setting in settings_of(MatrixSettings) if setting.meta.description
 )
-_HEADINGS = ("n", "ms per token", "p95", "tokens/s", "α", "tokens per round")
+_Column: TypeAlias = tuple[str, str, Callable[[Figures], float | None]]
+_SPEED: tuple[_Column, ...] = (
+    ("n", "d", lambda f: f.n),
+    ("ms per token", ".1f", lambda f: f.token_ms.median if f.token_ms else None),
+    ("p95", ".1f", lambda f: f.token_ms.p95 if f.token_ms else None),
+    ("tokens/s", ".1f", lambda f: f.tokens_per_s.median if f.tokens_per_s else None),
+    ("× stream", ".2f", lambda f: f.speedup),
+)
+_ROUNDS: tuple[_Column, ...] = (
+    ("rounds", ".1f", lambda f: f.rounds_per_answer),
+    ("α", ".2f", lambda f: f.acceptance),
+    ("AAL", ".2f", lambda f: f.tokens_per_round),
+    ("B up", ",.0f", lambda f: f.up_bytes_per_round),
+    ("B down", ",.0f", lambda f: f.down_bytes_per_round),
+    ("T_comm", ".1f", lambda f: f.comm_ms),
+)
+_SPEED_CAPTION = (
+    "medians over n answers; p95: 95th percentile of the ms per token; × stream: tokens/s divided "
+    "by those of stream"
+)
+_ROUNDS_CAPTION = (
+    "rounds: of an answer; AAL: committed tokens a round; B up, B down: bytes a round; T_comm: ms "
+    "a round on the link"
+)
 _EXAMPLE = """\
 example:
   pilotfish field measure --draft drafter --edge tcp://edge:7077 --keys --out walk.pilotfish
   pilotfish field report walk.pilotfish --out walk
+
+The effect of K and of the RTT, over an emulated link (tslt, Figures 3 to 6):
+  pilotfish field measure --draft drafter --edge tcp://127.0.0.1:7077 --out k.pilotfish \\
+    --protocols tslt,stream --windows 4,8 --temperature 1 --draft-top-k 16,64,320,3200 \\
+    --rtt 0,20,50 --up 10mbit --down 50mbit
 
 To resume an interrupted run, with the settings in its file:
   pilotfish field measure --resume --out walk.pilotfish
@@ -61,14 +94,15 @@ def add_to(actions: Commands) -> None:
     parser = actions.add_parser(
         "measure",
         help="measure latency over a link, and write a run file",
-        description="Answers every prompt under every protocol and window, several times and in\n"
-        "interleaved order, and writes each round into a run file as it happens.",
+        description="Answers every prompt under every protocol, window and value of an option,\n"
+        "several times and in interleaved order, and writes each round into a run file as it\n"
+        "happens. An option counts for the protocols that have it.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_flags(parser, MeasureSettings)
     add_flags(parser, MatrixSettings)
-    protocol_options(parser)
+    add_axes(parser)
     json_option(parser)
     # no defaults here, since a resumed run takes the settings in its file
     parser.set_defaults(run=_run, **dict.fromkeys(_SETTINGS))
@@ -85,7 +119,7 @@ def _run(args: argparse.Namespace) -> int:
         _measure(arguments, settings, resumed)
     with Run.open(arguments.out) as run:
         summaries = figures(list(run.answers()))
-    Console(stderr=True, highlight=False).print(_table(summaries))
+    Console(stderr=True, highlight=False).print(*_tables(summaries, settings))
     if args.json:
         write_json(args.json, [flatten(asdict(summary)) for summary in summaries])
     return 0
@@ -95,8 +129,24 @@ def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Fact
     """Connect to the edge, open the run file, and measure all answers that it lacks."""
     draft, edge, keys = _endpoints(arguments, settings, resumed)
     log = RoundLog()
+    with ExitStack() as stack:
+        emulator = None
+        if edge is not None and matrix.emulates(settings):
+            first = next(matrix.warm_up(settings), None) or next(matrix.cells(settings))
+            conditions = matrix.conditions(settings, first.configuration)
+            emulator = stack.enter_context(Emulator(edge, conditions))
+        reached = edge if emulator is None else emulator.endpoint
+        device = stack.enter_context(_open(draft, reached, keys, settings, log))
+        facts = _facts(arguments.note or "", settings, device, draft, edge, keys)
+        _record(arguments, settings, resumed, device, facts, log, emulator)
+
+
+def _open(
+    draft: Path, edge: str | None, keys: Path | None, settings: MatrixSettings, log: RoundLog
+) -> Device:
+    """Open the device, with its progress."""
     with ProgressDisplay() as display:
-        opened = Device(
+        return Device(
             draft,
             edge,
             keys,
@@ -105,46 +155,56 @@ def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Fact
             on_round=log,
             on_fetch=partial(display.show, FETCHING),
         )
-    with opened as device:
-        facts = _facts(arguments.note or "", settings, device, draft, edge, keys)
-        if resumed is None:
-            recorder = Recorder.create(arguments.out, facts)
-        else:
-            expect_same_pair(arguments.out, resumed, facts)
-            recorder = Recorder.resume(arguments.out)
-        with recorder:
-            if resumed is not None:
-                recorder.add_start([*resumed.starts, *facts.starts])
-            cells = matrix.remaining(settings, recorder.finished_cells())
-            warm_up = list(matrix.warm_up(settings))
-            with ProgressDisplay() as display:
-                report = display.counter("measuring, answers", len(warm_up) + len(cells))
-                if resumed is not None and (changed := host_changes(resumed.host, facts.host)):
-                    display.print_above(
-                        f"These facts about the machine have changed since the run began: {changed}"
-                    )
-                measurement = Measurement(
-                    device,
-                    log,
-                    recorder,
-                    settings,
-                    rails=energy.rails(),
-                    patience_s=arguments.patience_s,
-                    notify=display.print_above,
+
+
+def _record(
+    arguments: MeasureSettings,
+    settings: MatrixSettings,
+    resumed: Facts | None,
+    device: Device,
+    facts: Facts,
+    log: RoundLog,
+    emulator: Emulator | None,
+) -> None:
+    """Open the run file, and measure all answers that it lacks."""
+    if resumed is None:
+        recorder = Recorder.create(arguments.out, facts)
+    else:
+        expect_same_pair(arguments.out, resumed, facts)
+        recorder = Recorder.resume(arguments.out)
+    with recorder:
+        if resumed is not None:
+            recorder.add_start([*resumed.starts, *facts.starts])
+        cells = matrix.remaining(settings, recorder.finished_cells())
+        warm_up = list(matrix.warm_up(settings))
+        with ProgressDisplay() as display:
+            report = display.counter("measuring, answers", len(warm_up) + len(cells))
+            if resumed is not None and (changed := host_changes(resumed.host, facts.host)):
+                display.print_above(
+                    f"These facts about the machine have changed since the run began: {changed}"
                 )
-                try:
-                    answers = chain(
-                        measurement.answers(warm_up, warm_up=True), measurement.answers(cells)
-                    )
-                    for number, _ in enumerate(answers, 1):
-                        report(number)
-                except BaseException:
-                    again = shlex.join([*_COMMAND, "--resume", "--out", str(arguments.out)])
-                    display.print_above(
-                        f"All answers measured so far are in {arguments.out}. To continue, "
-                        f"run: {again}"
-                    )
-                    raise
+            measurement = Measurement(
+                device,
+                log,
+                recorder,
+                settings,
+                emulator=emulator,
+                rails=energy.rails(),
+                patience_s=arguments.patience_s,
+                notify=display.print_above,
+            )
+            try:
+                answers = chain(
+                    measurement.answers(warm_up, warm_up=True), measurement.answers(cells)
+                )
+                for number, _ in enumerate(answers, 1):
+                    report(number)
+            except BaseException:
+                again = shlex.join([*_COMMAND, "--resume", "--out", str(arguments.out)])
+                display.print_above(
+                    f"All answers measured so far are in {arguments.out}. To continue, run: {again}"
+                )
+                raise
 
 
 def _facts_of(path: Path) -> Facts:
@@ -161,15 +221,22 @@ def _settings(
     args: argparse.Namespace, arguments: MeasureSettings, resumed: Facts | None
 ) -> MatrixSettings:
     """Return the settings: from the flags, else from the resumed file, else the defaults."""
-    options = protocol_options_of(args)
+    values_by_name = values_of(args)
+    single = {name: values[0] for name, values in values_by_name.items() if len(values) == 1}
+    varied = {name: values for name, values in values_by_name.items() if len(values) > 1}
     values = {name: value for name in _SETTINGS if (value := getattr(args, name)) is not None}
     if arguments.prompts is not None:
         values["prompts"] = read_prompts(arguments.prompts)
     if resumed is None:
-        return MatrixSettings(**{"prompts": BUILT_IN, "options": options, **values})
+        link = of_link(single.items())
+        if "temperature" in single:
+            values["temperature"] = single["temperature"]
+        options = {n: v for n, v in single.items() if n not in link and n != "temperature"}
+        groups = {"options": options, "link": link, "varied": varied}
+        return MatrixSettings(**{"prompts": BUILT_IN, **groups, **values})
     others = {"edge": arguments.edge, "note": arguments.note}
     values |= {name: value for name, value in others.items() if value is not None}
-    expect_same_settings(arguments.out, resumed, {**values, **options})
+    expect_same_settings(arguments.out, resumed, {**values, **single, **varied})
     return resumed.settings
 
 
@@ -202,7 +269,7 @@ def _facts(
     """Return the facts of the run; raise a typed error if the pair cannot make the run."""
     welcome = device.welcome
     if welcome is not None:
-        matrix.check_edge(settings, welcome)
+        matrix.check_edge(settings, welcome, device.tokenizer.vocab_size)
     matrix.check_prompts(settings.prompts, lambda p: len(device.prompt(p)), device.context)
     return Facts(
         software=SOFTWARE,
@@ -226,27 +293,29 @@ def _model(draft: Path) -> Model:
     return Model(manifest.model, manifest.precision, manifest.digest)
 
 
-def _table(summaries: Sequence[Figures]) -> Table:
-    """Tabulate protocols and windows, with further columns for lossy protocols' counters."""
-    notes = counters_with_values(summaries)
-    table = Table(caption="medians over n answers; p95: 95th percentile of the ms per token")
-    table.add_column("", no_wrap=True)
-    for heading in (*_HEADINGS, *(counter.name for counter in notes)):
+def _tables(summaries: Sequence[Figures], settings: MatrixSettings) -> Iterator[Table]:
+    """Yield two tables of the configurations: their speed; their rounds and lossy counters."""
+    notes = [_note_column(counter) for counter in counters_with_values(summaries)]
+    link = ""
+    if matrix.emulates(settings):
+        link = f". The link was emulated: {format_point(settings.link.items()) or 'see the rows'}."
+    yield _table(summaries, _SPEED, _SPEED_CAPTION + link)
+    yield _table(summaries, [*_ROUNDS, *notes], _ROUNDS_CAPTION + link)
+
+
+def _note_column(counter: RoundCounter) -> _Column:
+    form = ".1%" if counter.counts_tokens else ".4f"
+    return counter.name, form, lambda figures: figures.notes[counter.name]
+
+
+def _table(summaries: Sequence[Figures], columns: Sequence[_Column], caption: str) -> Table:
+    table = Table(caption=caption)
+    table.add_column("")
+    for heading, _, _ in columns:
         table.add_column(heading, justify="right")
     for summary in summaries:
-        table.add_row(
-            escape(str(summary.configuration)),
-            str(summary.n),
-            _number(summary.token_ms.median if summary.token_ms else None, ".1f"),
-            _number(summary.token_ms.p95 if summary.token_ms else None, ".1f"),
-            _number(summary.tokens_per_s.median if summary.tokens_per_s else None, ".1f"),
-            _number(summary.acceptance, ".2f"),
-            _number(summary.tokens_per_round, ".2f"),
-            *(
-                _number(summary.notes[each.name], ".1%" if each.counts_tokens else ".4f")
-                for each in notes
-            ),
-        )
+        values = (_number(value(summary), form) for _, form, value in columns)
+        table.add_row(escape(str(summary.configuration)), *values)
     return table
 
 

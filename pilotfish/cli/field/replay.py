@@ -164,13 +164,13 @@ def _figures(args: argparse.Namespace, replays: Sequence[Replay]) -> dict[str, A
         "links": [
             {
                 **{key: value if value < math.inf else None for key, value in asdict(link).items()},
-                "best": fastest(replays, at).configuration._asdict(),
+                "best": fastest(replays, at).configuration.to_json(),
             }
             for at, link in enumerate(args.link)
         ],
         "figures": [
             {
-                **row.configuration._asdict(),
+                **row.configuration.to_json(),
                 "n": row.n,
                 "measured_token_s": row.measured_s,
                 "modelled_token_s": row.modelled_s,

@@ -9,9 +9,13 @@ fades, the board gets hot) and from the effect of one answer on the next.
 
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from pilotfish.base.errors import PromptTooLongError, TooLargeError, UnsupportedError
+from pilotfish.device_runtime.plan import check as check_request
 from pilotfish.device_runtime.plan import plan
+from pilotfish.emulation.emulator import Conditions
+from pilotfish.lab.field import axes
 from pilotfish.lab.field.run import Cell, Configuration, MatrixSettings
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.messages import Welcome
@@ -22,31 +26,87 @@ _WINDOWLESS = (STREAM, LOCAL, AUTO)  # protocols without a window option; `auto`
 
 
 def configurations(settings: MatrixSettings) -> list[Configuration]:
-    """List every protocol with every window; list a protocol in `_WINDOWLESS` once."""
+    """List every protocol with every window and every value of the options that apply to it.
+
+    A protocol in `_WINDOWLESS` has no window, nor has one whose expansion is given.
+    """
     listed = [
-        Configuration(protocol, window)
+        Configuration(protocol, window, point)
         for protocol in settings.protocols
-        for window in ((None,) if protocol in _WINDOWLESS else settings.windows)
+        for point in axes.points(settings.varied, protocol)
+        for window in (
+            (None,) if protocol in _WINDOWLESS or _expands(settings, protocol) else settings.windows
+        )
     ]
     return list(dict.fromkeys(listed))
 
 
 def cells(settings: MatrixSettings) -> Iterator[Cell]:
-    """Yield the cells of the matrix, block by block. The same settings give the same order."""
+    """Yield the cells of the matrix, block by block. The same settings give the same order.
+
+    With several emulated links, each repeat takes them one after the other, in a random order.
+    """
     for repeat in range(settings.repeat):
-        for prompt in range(len(settings.prompts)):
-            order = configurations(settings)
-            random.Random(f"{settings.seed}/{repeat}/{prompt}").shuffle(order)
-            for configuration in order:
-                yield Cell(configuration, prompt, repeat)
+        links = _by_link(settings)
+        random.Random(f"{settings.seed}/{repeat}").shuffle(links)
+        for configurations_of_link in links:
+            for prompt in range(len(settings.prompts)):
+                order = list(configurations_of_link)
+                random.Random(f"{settings.seed}/{repeat}/{prompt}").shuffle(order)
+                for configuration in order:
+                    yield Cell(configuration, prompt, repeat)
+
+
+def _by_link(settings: MatrixSettings) -> list[list[Configuration]]:
+    """Group the configurations by their emulated links."""
+    groups: dict[tuple[tuple[str, Any], ...], list[Configuration]] = {}
+    for configuration in configurations(settings):
+        link = tuple(axes.of_link(configuration.point).items())
+        groups.setdefault(link, []).append(configuration)
+    return list(groups.values())
+
+
+def keywords(settings: MatrixSettings, configuration: Configuration) -> dict[str, Any]:
+    """Return a configuration's options of generation, as keywords of `Device.generate`."""
+    protocol, window, point = configuration
+    constant = axes.applied_to(protocol, tuple(settings.options.items()))
+    varied = {name: value for name, value in point if name not in axes.of_link(point)}
+    return {
+        "protocol": protocol,
+        "window": window,
+        "max_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
+        "seed": settings.seed,
+        **dict(constant),
+        **varied,
+    }
+
+
+def conditions(settings: MatrixSettings, configuration: Configuration) -> Conditions | None:
+    """Return the emulated link of a configuration; None: the link itself is measured."""
+    link = {**settings.link, **axes.of_link(configuration.point)}
+    return Conditions(**link) if emulates(settings) else None
+
+
+def emulates(settings: MatrixSettings) -> bool:
+    """Return whether the run's link is emulated."""
+    return bool(settings.link or axes.of_link(settings.varied.items()))
+
+
+def _expands(settings: MatrixSettings, protocol: str) -> bool:
+    """Return whether the run names expansions in place of this protocol's windows."""
+    named = settings.varied.keys() | settings.options.keys()
+    known = axes.all_axes()
+    return any(known[name].kind == "tree" and known[name].applies(protocol) for name in named)
 
 
 def warm_up(settings: MatrixSettings) -> Iterator[Cell]:
     """Yield the warm-up cells: in each repeat, every configuration answers one prompt."""
     for repeat in range(settings.warm_up):
         prompt = repeat % len(settings.prompts)
-        for configuration in configurations(settings):
-            yield Cell(configuration, prompt, repeat)
+        for configurations_of_link in _by_link(settings):
+            for configuration in configurations_of_link:
+                yield Cell(configuration, prompt, repeat)
 
 
 def remaining(settings: MatrixSettings, done: Collection[Cell]) -> list[Cell]:
@@ -71,34 +131,42 @@ def check(settings: MatrixSettings) -> None:
         )
     if not settings.windows and any(p not in _WINDOWLESS for p in settings.protocols):
         raise UnsupportedError("Protocols that draft need windows: name them by --windows.")
-    for protocol, window in configurations(settings):
-        plan(
-            Request(
-                protocol=STREAM if protocol == AUTO else protocol,
-                window=window,
-                max_tokens=settings.max_tokens,
-                temperature=settings.temperature,
-                seed=settings.seed,
-                options=settings.options,
+    known = axes.all_axes()
+    for name in (*settings.options, *settings.link, *settings.varied):
+        if name not in known:
+            raise UnsupportedError(f"There is no option {name!r}.")
+        if not any(known[name].applies(protocol) for protocol in settings.protocols):
+            raise UnsupportedError(
+                f"--{known[name].setting.flag} can only be used with "
+                f"{', '.join(axes.protocols_of_axis(known[name]))}, but this run measures "
+                f"{', '.join(settings.protocols)}."
             )
-        )
+    for configuration in configurations(settings):
+        check_request(Request.from_options(keywords(settings, configuration)))
+        conditions(settings, configuration)
 
 
-def check_edge(settings: MatrixSettings, edge: Welcome) -> None:
-    """Raise `UnsupportedError` or `TooLargeError` if this edge cannot serve some cell."""
-    for protocol, window in configurations(settings):
+def check_edge(settings: MatrixSettings, edge: Welcome, vocab_size: int) -> None:
+    """Raise `UnsupportedError` or `TooLargeError` if this edge cannot serve some cell.
+
+    vocab_size: the number of the target's tokens.
+    """
+    for configuration in configurations(settings):
+        protocol, window, _ = configuration
         if protocol not in (*edge.protocols, LOCAL, AUTO):
             raise UnsupportedError(
                 f"The edge does not offer protocol {protocol}; it offers "
                 f"{', '.join(edge.protocols)}."
             )
-        if window is None or window == AUTO:
+        if protocol == AUTO:
             continue
-        request = plan(Request(protocol=protocol, window=window, temperature=settings.temperature))
+        request = plan(Request.from_options(keywords(settings, configuration)))
+        request.expect_sendable(vocab_size)
         nodes = nodes_at_most(request.expansion)
-        if nodes > edge.limits.window:
+        if window != AUTO and nodes > edge.limits.window:
+            shape = "An expansion" if window is None else f"A window {window}"
             raise TooLargeError(
-                f"A window {window} of protocol {protocol} has {nodes} draft tokens, but this "
+                f"{shape} of protocol {protocol} has {nodes} draft tokens, but this "
                 f"edge accepts at most {edge.limits.window}: name smaller --windows."
             )
 

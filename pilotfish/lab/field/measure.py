@@ -30,8 +30,10 @@ from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.energy import Meter, Rail
 from pilotfish.device_runtime.record import Generation, Round
+from pilotfish.emulation.emulator import Emulator
+from pilotfish.lab.field import matrix
 from pilotfish.lab.field.recording import Recorder
-from pilotfish.lab.field.run import Answer, Cell, MatrixSettings
+from pilotfish.lab.field.run import Answer, Cell, Configuration, MatrixSettings
 from pilotfish.lab.prompts import prompts_setting
 from pilotfish.wire.protocols import LOCAL, STREAM
 from pilotfish.wire.request import Options
@@ -127,7 +129,8 @@ class RoundLog:
 class Measurement:
     """Measures a device, and records its answers in a run file.
 
-    notify: callback with a sentence about each error that is followed by another attempt.
+    emulator: the emulated link between the device and its edge. notify: callback with a sentence
+    about each error that is followed by another attempt.
     """
 
     def __init__(
@@ -137,6 +140,7 @@ class Measurement:
         recorder: Recorder,
         settings: MatrixSettings,
         *,
+        emulator: Emulator | None = None,
         rails: Sequence[Rail] = (),
         patience_s: float = 60.0,
         notify: Callable[[str], None] = lambda line: None,
@@ -145,6 +149,7 @@ class Measurement:
         self._log = log
         self._recorder = recorder
         self._settings = settings
+        self._emulator = emulator
         self._rails = rails
         self._patience_s = patience_s
         self._notify = notify
@@ -176,10 +181,15 @@ class Measurement:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _answer(self, cell: Cell, warm_up: bool) -> Answer:
-        (protocol, window), prompt, repeat = cell
+        (protocol, window, point), prompt, repeat = cell
         settings, recorder, log = self._settings, self._recorder, self._log
         question = self._prompts[prompt]
+        self._emulate(cell.configuration)
         self._clear_caches(question)
+        options = {
+            **matrix.keywords(settings, cell.configuration),
+            "seed": settings.seed + repeat,
+        }
         answer = Answer(
             id=0,
             protocol=protocol,
@@ -187,15 +197,16 @@ class Measurement:
             prompt=prompt,
             repeat=repeat,
             warm_up=warm_up,
-            temperature=settings.temperature,
+            temperature=options["temperature"],
             seed=settings.seed + repeat,
+            point=point,
             started_unix_s=time.time(),
             finished=False,
         )
         answer_id = recorder.begin(answer)
         try:
             with Meter(self._rails) as meter, log.assign(recorder, answer_id):
-                generation = self._device.generate(question, **_options(settings, answer))
+                generation = self._device.generate(question, **cast(Options, options))
         except BaseException as error:
             with suppress(OSError):  # the error may be a failing disk, so this write may fail, too
                 recorder.end(answer_id, error=str(error) or type(error).__name__)
@@ -204,23 +215,22 @@ class Measurement:
         recorder.end(answer_id, finished=True, **columns)
         return Answer(**{**vars(answer), **columns, "id": answer_id, "finished": True})
 
+    def _emulate(self, configuration: Configuration) -> None:
+        """Give the emulated link the conditions of this configuration.
+
+        A change cuts the connection: what the device measured of the old link ends with it.
+        """
+        wanted = matrix.conditions(self._settings, configuration)
+        link = self._emulator
+        if link is not None and wanted is not None and wanted != link.conditions:
+            link.set(wanted)
+            link.cut()
+
     def _clear_caches(self, prompt: Prompt) -> None:
         """Clear the caches of both ends, by generating one token after a different prompt."""
         other = (int(prompt.ids[0]) + 1) % self._device.tokenizer.vocab_size
         protocol = LOCAL if self._device.welcome is None else STREAM
         self._device.generate([other], protocol=protocol, max_tokens=1, seed=0)
-
-
-def _options(settings: MatrixSettings, answer: Answer) -> Options:
-    options = Options(
-        protocol=answer.protocol,
-        window=answer.window,
-        max_tokens=settings.max_tokens,
-        temperature=settings.temperature,
-        seed=answer.seed,
-    )
-    options.update(cast(Options, settings.options))
-    return options
 
 
 def _columns(generation: Generation, log: RoundLog) -> dict[str, Any]:

@@ -22,11 +22,13 @@ import msgspec
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.device_runtime.record import STAGES, Round
+from pilotfish.lab.field.axes import read_point
 from pilotfish.lab.field.run import Answer, Cell, Configuration, Facts, Start
 from pilotfish.lab.field.run_file import (
     FORMAT,
     INQUIRED,
     NOTES,
+    POINT,
     creation_sql,
     format_of,
     harden,
@@ -102,18 +104,26 @@ class Recorder:
         """Return the cells of the matrix that have a finished answer."""
         with reporting_damage(self.path):
             rows = self._database.execute(
-                "SELECT protocol, window, prompt, repeat FROM answers "
+                f"SELECT protocol, window, {POINT}, prompt, repeat FROM answers "
                 "WHERE finished AND NOT warm_up"
             ).fetchall()
-        return {Cell(Configuration(row[0], row[1]), row[2], row[3]) for row in rows}
+            return {
+                Cell(
+                    Configuration(protocol, window, read_point(point)),
+                    prompt,
+                    repeat,
+                )
+                for protocol, window, point, prompt, repeat in rows
+            }
 
     def begin(self, answer: Answer) -> int:
         """Record the begin of an answer; return its id, which `add_round` and `end` need."""
         columns = ("protocol", "window", "prompt", "repeat", "warm_up", "temperature", "seed")
         values = [getattr(answer, name) for name in (*columns, "started_unix_s")]
+        values.append(_json(dict(answer.point)))
         with self._writing() as database:
             cursor = database.execute(
-                f"INSERT INTO answers ({', '.join(columns)}, started_unix_s) "
+                f"INSERT INTO answers ({', '.join(columns)}, started_unix_s, {POINT}) "
                 f"VALUES ({', '.join('?' * len(values))})",
                 values,
             )

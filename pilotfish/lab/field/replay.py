@@ -15,6 +15,7 @@ from statistics import median
 
 from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.device_runtime.record import Round
+from pilotfish.lab.field.axes import applied_to
 from pilotfish.lab.field.report.figures import order, steady_rounds, steady_token_ms
 from pilotfish.lab.field.run import Answer, Configuration
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
@@ -152,4 +153,5 @@ def fastest(replays: Sequence[Replay], link: int) -> Replay:
 def _configuration_used(answer: Answer) -> Configuration:
     if answer.protocol != AUTO or answer.choice is None:
         return answer.configuration
-    return Configuration(answer.choice.protocol, answer.choice.window or None)
+    chosen = answer.choice.protocol
+    return Configuration(chosen, answer.choice.window or None, applied_to(chosen, answer.point))

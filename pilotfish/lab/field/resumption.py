@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import structs
 
 from pilotfish.base.errors import RunFileError
+from pilotfish.lab.field.axes import all_axes, hashable
 from pilotfish.lab.field.run import Facts
 from pilotfish.lab.runs import changes, format_value
 
@@ -23,14 +24,20 @@ def expect_same_settings(path: Path, facts: Facts, requested: Mapping[str, Any])
     settings = facts.settings
     original = {
         **structs.asdict(settings),
-        **settings.options,
+        **{
+            name: hashable(value)
+            for group in (settings.options, settings.link, settings.varied)
+            for name, value in group.items()
+        },
         "edge": facts.edge,
         "note": facts.note,
     }
     for change in changes(original, requested):
         difference = "other prompts" if change.name == "prompts" else change
+        axis = all_axes().get(change.name)
+        flag = change.flag if axis is None else f"--{axis.setting.flag}"
         raise RunFileError(
-            f"The run in {path} was begun with {change.flag} {difference}: resume it without that "
+            f"The run in {path} was begun with {flag} {difference}: resume it without that "
             "option, or name another file."
         )
 

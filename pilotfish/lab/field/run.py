@@ -18,9 +18,12 @@ import msgspec
 from pilotfish.base.settings import setting
 from pilotfish.device_runtime.record import STAGES, Choice, Round, acceptance
 from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.lab.field.axes import Point, format_point, read_point
 from pilotfish.lab.field.run_file import (
     INQUIRED,
     NOTES,
+    POINT,
+    POINT_SINCE,
     format_of,
     later_columns,
     open_read_only,
@@ -35,16 +38,22 @@ _MOST_REPEATS = 10_000
 
 
 class Configuration(NamedTuple):
-    """A protocol and its window.
+    """A protocol, its window, and its values of the options that the run varies (`field.axes`).
 
-    window: draft tokens, or None under stream, local and auto.
+    window: draft tokens, or None under stream, local and auto, and with an expansion.
     """
 
     protocol: str
     window: WindowSetting | None
+    point: Point = ()
 
     def __str__(self) -> str:
-        return self.protocol if self.window is None else f"{self.protocol} γ={self.window}"
+        name = self.protocol if self.window is None else f"{self.protocol} γ={self.window}"
+        return f"{name} {format_point(self.point)}" if self.point else name
+
+    def to_json(self) -> dict[str, Any]:
+        """Return protocol, window and varied options, by name."""
+        return {"protocol": self.protocol, "window": self.window, **dict(self.point)}
 
 
 class Cell(NamedTuple):
@@ -56,10 +65,13 @@ class Cell(NamedTuple):
 
 
 class MatrixSettings(EngineSettings, frozen=True, kw_only=True):
-    """The matrix of a run: protocols × windows × prompts × repeats.
+    """The matrix of a run: protocols × windows × varied options × prompts × repeats.
 
-    seed: seed of the answers and of the configurations' order. options: options of the protocols
-    that differ from their defaults. provider, threads: provider and CPU threads of the drafter.
+    seed: seed of the answers and of the configurations' order. options: options of the request and
+    of the protocols that have one value, without the temperature. link: options of the emulated
+    link that have one value. varied: options with several values. If `link` is empty and no option
+    of the link is varied, no link is emulated. provider, threads: provider and CPU threads of the
+    drafter.
     """
 
     prompts: tuple[str, ...]
@@ -87,11 +99,11 @@ class MatrixSettings(EngineSettings, frozen=True, kw_only=True):
         ),
     ] = 1
     max_tokens: Annotated[int, setting("maximum number of tokens of an answer", ge=1)] = 64
-    temperature: Annotated[
-        float, setting("sampling temperature; 0 is greedy (default)", metavar="T")
-    ] = 0.0
+    temperature: float = 0.0
     seed: Annotated[int, setting("seed; repeat r uses seed N + r", ge=0)] = 0
     options: dict[str, Any] = msgspec.field(default_factory=dict)
+    link: dict[str, float] = msgspec.field(default_factory=dict)
+    varied: dict[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,13 +188,14 @@ class Answer:
     probe_downlink_bytes: int = 0
     pings: int = 0
     energy_j: float | None = None
+    point: Point = ()
     rounds: list[Round] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
 
     @property
     def configuration(self) -> Configuration:
         """The requested configuration."""
-        return Configuration(self.protocol, self.window)
+        return Configuration(self.protocol, self.window, self.point)
 
     @property
     def cell(self) -> Cell:
@@ -200,9 +213,9 @@ class Answer:
         return self.total_s / self.tokens if self.tokens else 0.0
 
 
-_ANSWER_COLUMNS = ", ".join(
-    column.name for column in fields(Answer) if column.name not in ("rounds", "at_s")
-)
+_ANSWER_COLUMNS = [
+    column.name for column in fields(Answer) if column.name not in ("rounds", "at_s", POINT)
+]
 _ROUND_COLUMNS = (
     "at_s, protocol, start, window, nodes, accepted, tokens, uplink_bytes, downlink_bytes, "
     + ", ".join(f"{stage}_s" for stage in STAGES)
@@ -217,6 +230,8 @@ class Run:
         self._database = database
         formats = range(2, format_of(database) + 1)
         self._later = [name for since in formats for name in later_columns(since)]
+        has_points = format_of(database) >= POINT_SINCE
+        self._answer_columns = [*_ANSWER_COLUMNS, *([POINT] if has_points else [])]
         self.facts = _facts(path, database)
 
     @classmethod
@@ -238,7 +253,8 @@ class Run:
         condition = "(finished OR ?) AND (NOT warm_up OR ?)"
         with reporting_damage(self.path):
             rows = self._database.execute(
-                f"SELECT {_ANSWER_COLUMNS} FROM answers WHERE {condition} ORDER BY id",
+                f"SELECT {', '.join(self._answer_columns)} FROM answers WHERE {condition} "
+                "ORDER BY id",
                 (not finished, warm_up),
             ).fetchall()
         for row in rows:
@@ -252,9 +268,10 @@ class Run:
         for name in ("link", "choice"):
             if values[name] is not None:
                 values[name] = msgspec.json.decode(values[name])
+        point = read_point(values.pop(POINT, "{}"))
         # An unfinished answer lacks some columns; their fields have the dataclass's defaults.
         known = {name: value for name, value in values.items() if value is not None}
-        answer = msgspec.convert({"window": None, **known}, Answer)
+        answer = msgspec.convert({"window": None, **known, "point": point}, Answer)
         for columns in self._database.execute(
             f"SELECT {', '.join([_ROUND_COLUMNS, *self._later])} FROM rounds WHERE answer = ? "
             "ORDER BY number",

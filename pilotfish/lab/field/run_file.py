@@ -22,12 +22,14 @@ from pilotfish.device_runtime.record import STAGES
 from pilotfish.wire.protocols import RoundCounter, counters
 
 APPLICATION_ID = 0x504C4652  # "PLFR": PRAGMA application_id of a run file
-FORMAT = 4  # PRAGMA user_version of the current format; each format adds columns of rounds
+FORMAT = 5  # PRAGMA user_version of the current format; each format adds columns
 _OPENING_S = 120.0  # time limit (s) for checking a whole file, long enough for a slow memory card
 _CELL_BYTES = 1 << 26  # maximum bytes of a value; the facts of 1,000 prompts take megabytes
 _MESSAGE_LETTERS = 200  # maximum letters of SQLite's message, which may quote the file
 _STEPS = 10_000  # number of steps of SQLite's virtual machine between two checks of the time limit
 INQUIRED, NOTES = "inquired", "notes"
+POINT, POINT_SINCE = "point", 5  # a column of answers, and the format that added it
+_POINT_SQL = f"{POINT} TEXT NOT NULL DEFAULT '{{}}'"
 
 
 def counter_columns(since: int) -> list[RoundCounter]:
@@ -64,7 +66,13 @@ def upgrade_sql(version: int) -> str:
     """Return SQL that converts a file of this format to the next format."""
     later = later_columns(version + 1).items()
     added = (f"ALTER TABLE rounds ADD COLUMN {name} {kind};" for name, kind in later)
-    return f"{' '.join(added)} PRAGMA user_version = {version + 1};"
+    statements = [*added]
+    if version + 1 == POINT_SINCE:
+        statements += [
+            f"ALTER TABLE answers ADD COLUMN {_POINT_SQL};",
+            f"DROP INDEX measured_once; {_schema(version + 1)['measured_once']};",
+        ]
+    return f"{' '.join(statements)} PRAGMA user_version = {version + 1};"
 
 
 def _schema(version: int) -> dict[str, str]:
@@ -76,19 +84,21 @@ def _schema(version: int) -> dict[str, str]:
             *(f"{name} {kind}" for name, kind in chain.from_iterable(later)),
         ]
     )
+    point, key = (f", {_POINT_SQL}", f"{POINT}, ") if version >= POINT_SINCE else ("", "")
     return {
         "facts": "CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-        "answers": """CREATE TABLE answers (
+        "answers": f"""CREATE TABLE answers (
     id INTEGER PRIMARY KEY,
     protocol TEXT NOT NULL, window, prompt INTEGER NOT NULL, repeat INTEGER NOT NULL,
     warm_up INTEGER NOT NULL, temperature REAL NOT NULL, seed INTEGER NOT NULL,
     started_unix_s REAL NOT NULL, finished INTEGER NOT NULL DEFAULT 0, error TEXT,
     protocol_used TEXT, window_used, prompt_tokens INTEGER, tokens INTEGER, finish_reason TEXT,
     first_token_s REAL, total_s REAL, recording_s REAL, link TEXT, choice TEXT,
-    probe_uplink_bytes INTEGER, probe_downlink_bytes INTEGER, pings INTEGER, energy_j REAL
+    probe_uplink_bytes INTEGER, probe_downlink_bytes INTEGER, pings INTEGER, energy_j REAL{point}
 )""",
-        "measured_once": """CREATE UNIQUE INDEX measured_once
-    ON answers (protocol, ifnull(window, ''), prompt, repeat) WHERE finished AND NOT warm_up""",
+        "measured_once": f"""CREATE UNIQUE INDEX measured_once
+    ON answers (protocol, ifnull(window, ''), {key}prompt, repeat)
+    WHERE finished AND NOT warm_up""",
         "rounds": f"""CREATE TABLE rounds (
     answer INTEGER NOT NULL REFERENCES answers, number INTEGER NOT NULL, at_s REAL NOT NULL,
     protocol TEXT NOT NULL, start INTEGER NOT NULL, window INTEGER NOT NULL,

@@ -40,7 +40,6 @@ from pilotfish.speculation.adaptive import HIGHEST_RATIO, DistributionComparison
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.randomness import Purpose, noise, sample
 from pilotfish.speculation.truncation import truncate
-from pilotfish.wire.codecs.sparse import ROW_TOKENS
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols.adaptive import Adaptive
 
@@ -81,9 +80,9 @@ class CalibrateSettings(PairSettings, frozen=True, kw_only=True):
     draft_top_k: Annotated[
         int,
         setting(
-            "number K of likeliest tokens to which the drafter's distribution is "
-            "truncated; 0: no truncation",
-            ge=0,
+            "number K of likeliest tokens to which the drafter's distribution is truncated",
+            ge=1,
+            le=2048,  # a calibration keeps three numbers of each token
             metavar="K",
         ),
     ] = Adaptive.default_top_k
@@ -278,7 +277,7 @@ def observe(
         drafts, start = reader.window(answer), 0
         while len(answer) < settings.max_tokens and not reader.has_ended(answer):
             reading = yield drafts.read(answer[start:])
-            row = truncate(drafts.logits(reading)[0], drafter, ROW_TOKENS).row(0)
+            row = truncate(drafts.logits(reading)[0], drafter).row(0)
             logits = yield from reader.logits(answer)
             p = probabilities(logits[None], target)[0]
             positions.append(Position.from_comparison(DistributionComparison(p, row), settings.tau))

@@ -15,10 +15,9 @@ import numpy as np
 from pilotfish.base.errors import MalformedError
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.rows import MAX_HEIGHT_PARAMETER, decode_rows, encode_rows
-from pilotfish.wire.messages import MAX_WINDOW, Buffer
+from pilotfish.wire.messages import Buffer
 
 MAX_TOKENS: Final = 2**18  # maximum tokens of a frame; bounds the cost of a hostile frame
-ROW_TOKENS: Final = MAX_TOKENS // MAX_WINDOW  # maximum tokens of a row, so that any window fits
 _TOKEN_BYTES: Final = 1.7  # typical bytes of a token in a row of the 64 likeliest tokens
 _NUCLEUS_TOKENS: Final = 440  # typical number of tokens in the nucleus 0.95 at temperature 1
 

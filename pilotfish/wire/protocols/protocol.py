@@ -261,6 +261,17 @@ class SpeculationProtocol(ABC, Generic[D]):
 
     # The device's half
 
+    def max_rows(self, drafter: Sampling, vocab_size: int) -> int | None:
+        """Return how many rows of q a window can send; None: any window, or it is not known.
+
+        drafter: sampling parameters of q.
+        """
+        return None
+
+    def fits(self, rows: Sequence[Any]) -> bool:
+        """Return whether a message holds these distributions from `draw`."""
+        return True
+
     @abstractmethod
     def draw(self, logits: Floats, params: SamplingParams, key: DrawKey) -> tuple[list[int], Any]:
         """Draw tokens from one row of logits [V]; return them and the distribution used."""

@@ -22,29 +22,27 @@ from numpy.typing import NDArray
 from pilotfish.base.errors import MalformedError, TooLargeError
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.speculation.tree import Expansion, Tree
-from pilotfish.speculation.truncation import SparseRows, truncate
+from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.ids import encode_ids, id_bytes
-from pilotfish.wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse, typical_bytes
+from pilotfish.wire.codecs.sparse import decode_sparse, encode_sparse, typical_bytes
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
 from pilotfish.wire.protocols.protocol import (
     VERDICT_BYTES,
     WINDOW_BYTES,
     Decision,
     Draft,
-    DrawKey,
     Ids,
     PairSizes,
     RoundBytes,
     SamplingParams,
-    SpeculationProtocol,
     TokenCounts,
     check_candidates,
     check_frame_count,
     count_window_ids,
     decode_window_ids,
-    sample_candidates,
     verify_window,
 )
+from pilotfish.wire.protocols.truncated import TruncatedProtocol
 
 _MAX_CANDIDATES = MAX_WINDOW * MAX_WINDOW  # exceeds MAX_WINDOW: equal candidates share a node
 _BRANCHING = (2, 2)  # the first levels of the default expansion
@@ -72,11 +70,10 @@ class TreeDraft(Draft):
         return self.tree.path(node)
 
 
-class TokenTree(SpeculationProtocol[TreeDraft]):
+class TokenTree(TruncatedProtocol[TreeDraft]):
     """Protocol `tree`: the device's half and the edge's half."""
 
     name = "tree"
-    default_top_k = 64
     allows_trees = True
     frames = 3
     relative_acceptance = 1.1
@@ -93,13 +90,6 @@ class TokenTree(SpeculationProtocol[TreeDraft]):
     def expansion(self, window: int) -> Expansion:
         """Return an expansion with 2 candidates per node in the first two levels, then 1."""
         return (*_BRANCHING, *(1,) * window)[:window]
-
-    def draw(
-        self, logits: Floats, params: SamplingParams, key: DrawKey
-    ) -> tuple[list[int], SparseRows]:
-        """Return independent samples of q̂, and q̂."""
-        q = truncate(logits, params.sampling, ROW_TOKENS)
-        return sample_candidates(q.row(0), params, key), q
 
     def make_draft(self, tree: Tree, rows: Sequence[SparseRows]) -> TreeDraft:
         """Make a draft of the tree and its q̂."""

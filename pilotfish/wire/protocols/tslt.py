@@ -17,23 +17,21 @@ import numpy as np
 
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.speculation.tree import Expansion, Tree, chain
-from pilotfish.speculation.truncation import SparseRows, truncate
-from pilotfish.wire.codecs.sparse import ROW_TOKENS, decode_sparse, encode_sparse, typical_bytes
+from pilotfish.speculation.truncation import SparseRows
+from pilotfish.wire.codecs.sparse import decode_sparse, encode_sparse, typical_bytes
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols.protocol import (
     Decision,
     Draft,
-    DrawKey,
     Ids,
     PairSizes,
     RoundBytes,
     SamplingParams,
-    SpeculationProtocol,
     check_candidates,
     decode_window_ids,
-    sample_candidates,
     verify_window,
 )
+from pilotfish.wire.protocols.truncated import TruncatedProtocol
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +41,10 @@ class SparseDraft(Draft):
     q: SparseRows
 
 
-class Tslt(SpeculationProtocol[SparseDraft]):
+class Tslt(TruncatedProtocol[SparseDraft]):
     """Protocol `tslt`: the device's half and the edge's half."""
 
     name = "tslt"
-    default_top_k = 64
     frames = 2
     relative_acceptance = 0.97
 
@@ -57,13 +54,6 @@ class Tslt(SpeculationProtocol[SparseDraft]):
         """Estimate the bytes of the ids, and of q̂ for each id."""
         up, down = super().estimate_bytes(expansion, drafter, acceptance, sizes)
         return RoundBytes(up + typical_bytes(len(expansion), drafter.top_k), down)
-
-    def draw(
-        self, logits: Floats, params: SamplingParams, key: DrawKey
-    ) -> tuple[list[int], SparseRows]:
-        """Return a sample of q̂, and q̂."""
-        q = truncate(logits, params.sampling, ROW_TOKENS)
-        return sample_candidates(q.row(0), params, key), q
 
     def make_draft(self, tree: Tree, rows: Sequence[SparseRows]) -> SparseDraft:
         """Make a draft of ids and q̂."""

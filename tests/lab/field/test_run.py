@@ -212,6 +212,7 @@ LATER = {
     1: ("forgiven", "inquired", "deviation", "notes"),
     2: ("deviation", "notes"),
     3: ("notes",),
+    4: (),
 }
 
 
@@ -220,9 +221,15 @@ def as_format(version, path):
     with sqlite3.connect(path) as database:
         for column in LATER[version]:
             database.execute(f"ALTER TABLE rounds DROP COLUMN {column}")
+        database.executescript(
+            "DROP INDEX measured_once; ALTER TABLE answers DROP COLUMN point;"
+            "CREATE UNIQUE INDEX measured_once ON answers (protocol, ifnull(window, ''), prompt, "
+            "repeat) WHERE finished AND NOT warm_up;"
+        )
         (settings,) = database.execute("SELECT value FROM facts WHERE name = 'settings'").fetchone()
         flat = json.loads(settings)
         flat |= flat.pop("options")
+        del flat["link"], flat["varied"]
         database.execute("UPDATE facts SET value = ? WHERE name = 'settings'", (json.dumps(flat),))
         database.execute(f"PRAGMA user_version = {version}")
 

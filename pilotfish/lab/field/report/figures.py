@@ -8,14 +8,16 @@ the tokens/s of the whole answer, acceptance, tokens per round and bytes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pilotfish.device_runtime.record import STAGES, Round, acceptance
+from pilotfish.lab.field.axes import applied_to
 from pilotfish.lab.field.run import Answer, Configuration
 from pilotfish.lab.statistics import PositionCounts, Spread, positions, spread
 from pilotfish.wire.protocols import (
     PROTOCOL_REGISTRY,
+    STREAM,
     RoundCounter,
     counters,
     counters_of,
@@ -28,6 +30,8 @@ from pilotfish.wire.protocols import (
 class Figures:
     """The results of one (protocol, window). Bytes are the sizes of the frames that ZeroMQ gets.
 
+    comm_ms: T_comm, the mean ms of a steady round on the link, both ways. speedup: tokens/s divided
+    by those of `stream` over the same link with the same sampling; None without such answers.
     n: number of answers. rounds: number of all their rounds. round_ms: spread over steady rounds;
     each other `Spread` is over answers. notes: share of each counter, by name; None if the protocol
     does not have the counter. asked: share of rounds in which the edge requested hidden states;
@@ -50,6 +54,11 @@ class Figures:
     tokens_per_round: float | None
     up_bytes_per_token: float | None
     down_bytes_per_token: float | None
+    up_bytes_per_round: float | None
+    down_bytes_per_round: float | None
+    comm_ms: float | None
+    rounds_per_answer: float
+    speedup: float | None
     stages_ms: dict[str, float]  # mean ms per committed token, by stage
     positions: list[PositionCounts]
 
@@ -71,10 +80,22 @@ def figures(answers: Sequence[Answer]) -> list[Figures]:
     groups: dict[Configuration, list[Answer]] = {}
     for answer in answers:
         groups.setdefault(answer.configuration, []).append(answer)
-    return [
+    results = [
         _figures(configuration, groups[configuration])
         for configuration in sorted(groups, key=order)
     ]
+    streamed = {f.configuration.point: f for f in results if f.configuration.protocol == STREAM}
+    return [
+        replace(f, speedup=_speedup(f, streamed.get(applied_to(STREAM, f.configuration.point))))
+        for f in results
+    ]
+
+
+def _speedup(measured: Figures, streamed: Figures | None) -> float | None:
+    """Return the ratio of the median tokens/s of whole answers."""
+    if streamed is None or streamed.tokens_per_s is None or measured.tokens_per_s is None:
+        return None
+    return measured.tokens_per_s.median / streamed.tokens_per_s.median
 
 
 def protocols_of(all_figures: Sequence[Figures]) -> list[str]:
@@ -92,12 +113,14 @@ def lowest(all_figures: Sequence[Figures]) -> Figures | None:
     return min(known, key=lambda f: f.token_ms.median if f.token_ms else 0.0, default=None)
 
 
-def order(configuration: Configuration) -> tuple[int, str, int, int]:
+def order(configuration: Configuration) -> tuple[Any, ...]:
     """Return a sort key: protocols in the registry's order; windows from short to ``auto``."""
-    protocol, window = configuration
+    protocol, window, point = configuration
     known = names()
     registered = known.index(protocol) if protocol in known else len(known)
-    return registered, protocol, int(window == "auto"), window if isinstance(window, int) else 0
+    length = window if isinstance(window, int) else 0
+    values = [(name, isinstance(value, str | tuple), value) for name, value in point]
+    return registered, protocol, values, int(window == "auto"), length
 
 
 def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
@@ -121,6 +144,11 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
         tokens_per_round=tokens / len(rounds) if rounds else None,
         up_bytes_per_token=sum(r.uplink_bytes for r in rounds) / tokens if tokens else None,
         down_bytes_per_token=sum(r.downlink_bytes for r in rounds) / tokens if tokens else None,
+        up_bytes_per_round=_mean([r.uplink_bytes for r in rounds]),
+        down_bytes_per_round=_mean([r.downlink_bytes for r in rounds]),
+        comm_ms=_mean([(r.timings.uplink + r.timings.downlink) * 1e3 for r in after_prompt]),
+        rounds_per_answer=len(rounds) / len(answers),
+        speedup=None,
         stages_ms=_stages_ms(after_prompt),
         positions=positions(drafted),
     )
@@ -170,12 +198,16 @@ def _share(part: int, whole: int) -> float | None:
     return part / whole if whole else None
 
 
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
 def _tokens(rounds: Sequence[Round]) -> int:
     return sum(len(round_.tokens) for round_ in rounds)
 
 
 def flatten(values: dict[str, Any]) -> dict[str, Any]:
     """Flatten a dictionary of results: move configuration and notes to the top level."""
-    protocol, window = values.pop("configuration")
+    configuration = Configuration(*values.pop("configuration"))
     notes = values.pop("notes", {})
-    return {"protocol": protocol, "window": window, **values, **notes}
+    return {**configuration.to_json(), **values, **notes}

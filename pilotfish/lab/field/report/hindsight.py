@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from pilotfish.device_runtime.record import Choice
+from pilotfish.lab.field.axes import Point, applied_to
 from pilotfish.lab.field.report.figures import order, steady_token_ms
 from pilotfish.lab.field.run import Answer, Configuration
 from pilotfish.lab.statistics import Spread, spread
@@ -83,9 +84,9 @@ def hindsight(answers: Sequence[Answer]) -> Hindsight | None:
     for answer in auto_answers:
         if answer.choice is not None:
             chosen.setdefault(
-                _configuration(answer.choice.protocol, answer.choice.window), []
+                _configuration(answer.choice.protocol, answer.choice.window, answer.point), []
             ).append(answer)
-            for configuration, predicted_ms in _forecast_ms(answer.choice).items():
+            for configuration, predicted_ms in _forecast_ms(answer.choice, answer.point).items():
                 forecasts.setdefault(configuration, []).append(predicted_ms)
     alternatives = [
         Alternative(
@@ -109,12 +110,15 @@ def hindsight(answers: Sequence[Answer]) -> Hindsight | None:
     )
 
 
-def _configuration(protocol: str, window: int) -> Configuration:
-    """Return the configuration of a choice; a window of 0 means that there is no window."""
-    return Configuration(protocol, window or None)
+def _configuration(protocol: str, window: int, point: Point) -> Configuration:
+    """Return the configuration of a choice; a window of 0 means that there is no window.
+
+    point: the varied options of the answer under ``auto``.
+    """
+    return Configuration(protocol, window or None, applied_to(protocol, point))
 
 
-def _forecast_ms(choice: Choice) -> dict[Configuration, float]:
+def _forecast_ms(choice: Choice, point: Point) -> dict[Configuration, float]:
     """Return the predicted ms per token of each configuration.
 
     Of several forecasts that differ only in their hints, the lowest is used.
@@ -122,7 +126,7 @@ def _forecast_ms(choice: Choice) -> dict[Configuration, float]:
     least_ms: dict[Configuration, float] = {}
     for forecast in choice.forecasts:
         configuration, ms = (
-            _configuration(forecast.protocol, forecast.window),
+            _configuration(forecast.protocol, forecast.window, point),
             forecast.token_s * 1e3,
         )
         least_ms[configuration] = min(ms, least_ms.get(configuration, ms))

@@ -47,11 +47,12 @@ def latency(
         for i, protocol in enumerate(protocols):
             # shift each protocol, so that intervals do not overlap
             offset = 0.24 * ((i + 0.5) / len(protocols) - 0.5)
-            points = sorted(
+            points = [
                 (columns.index(_column(f)) + offset, spread)
                 for f, spread in measured
                 if f.configuration.protocol == protocol
-            )
+            ]
+            points.sort(key=lambda point: point[0])  # varied options share a window
             _line(axes, points, protocol, styles)
         axes.set_xticks(range(len(columns)), columns)
         axes.set_xlim(-0.5, len(columns) - 0.5)

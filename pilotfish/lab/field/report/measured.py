@@ -86,5 +86,5 @@ def _auto_json(hindsight: Hindsight) -> dict[str, Any]:
     values = asdict(hindsight)
     values["alternatives"] = [flatten(alternative) for alternative in values["alternatives"]]
     best = hindsight.best.configuration if hindsight.best is not None else None
-    values["best_fixed"] = None if best is None else best._asdict()
+    values["best_fixed"] = None if best is None else best.to_json()
     return {**values, "behind_best_fixed": hindsight.excess, "median_error": hindsight.error}

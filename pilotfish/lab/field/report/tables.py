@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from pilotfish.lab.field.axes import format_point, of_link
 from pilotfish.lab.field.report.figures import Figures, counters_with_values, lowest
 from pilotfish.lab.field.report.hindsight import Hindsight
 from pilotfish.lab.field.report.measured import MeasuredRun
@@ -196,6 +197,10 @@ def _conditions(run: MeasuredRun) -> Iterator[tuple[str, str]]:
     yield "temperature", f"{settings.temperature:g}"
     for name, value in settings.options.items():
         yield name, f"{value:g}" if isinstance(value, float) else str(value)
+    for name, several in settings.varied.items():
+        yield f"{name} varied", format_point((name, value) for value in several)
+    if settings.link or of_link(settings.varied.items()):
+        yield "emulated link", format_point(settings.link.items()) or "as varied"
     yield "seed", str(settings.seed)
     yield "provider, threads", f"{settings.provider}, {settings.threads or 'all'}"
     yield "energy from", facts.energy or "not measured"
