@@ -6,8 +6,10 @@ Out: `TopRows`, each worker's K most probable tokens with their probabilities p_
 Law: p̃_m is p_m rebuilt from the K tokens, which have the retained mass ρ_m. ``renormalise`` (5)
      divides p_m by ρ_m on these tokens and is 0 elsewhere; its error is ‖p̃ − p‖₁ = 2(1 − ρ).
      ``spread`` (6) keeps p_m and gives the other V − K tokens equal shares of 1 − ρ_m; its error is
-     smaller. The error of p_agg is at most 2Σw_m(1 − ρ_m) in L1 (17); the error of acceptance is at
-     most half of that (19). With K = V nothing is rebuilt, and p_agg is exact in every bit.
+     smaller, but samples from it are with a probability of Σw_m(1 − ρ_m) tokens that no worker
+     chose (`acceptance_bound`). The error of p_agg is at most 2Σw_m(1 − ρ_m) in L1 (17); the error
+     of acceptance is at most half of that (19). With K = V nothing is rebuilt, and p_agg is exact
+     in every bit.
 
 All values are float32, like the logits: an ensemble of float32 models has no more digits, and a
 window over a large vocabulary takes megabytes. Rows of another dtype are aggregated in that dtype.

@@ -35,7 +35,7 @@ def test_what_a_list_may_say(tmp_path: Path) -> None:
         "wait",
         64,
         "fp16",
-        "spread",
+        "renormalise",
     )
     assert (read.late_s, read.give_up_s) == (10.0, 60.0)
     (item,) = read_addresses(tmp_path / "workers.toml", read.worker)
@@ -48,12 +48,13 @@ def test_what_a_list_may_say(tmp_path: Path) -> None:
         give_up_s = 1.0
         kept = 7
         values = "levels"
-        reconstruction = "renormalise"
+        reconstruction = "spread"
         {ONE} name = "one"\n weight = 3\n key = "theirs/edge.pub"\n digest = "0123456789abcdef"
         {TWO}
     """
     read = read_node_list(listing(tmp_path, text), Federation)
     assert [node.weight for node in read.worker] == [3.0, 1.0]
+    assert (read.kept, read.values, read.reconstruction) == (7, "levels", "spread")
     assert read.worker[0].digest == "0123456789abcdef"
     addresses = read_addresses(tmp_path / "workers.toml", read.worker)
     assert [place.name for place in addresses] == ["one", "tcp://127.0.0.1:2"]

@@ -260,6 +260,32 @@ def test_bias_and_acceptance_stay_within_theorems_2_and_3(
     assert (varied <= acceptance_bound(weights, np.stack(masses)) + ROUNDING).all()
 
 
+def test_only_spread_samples_tokens_that_no_worker_sent() -> None:
+    """Over the whole vocabulary: with bound (19) as probability, and nearly all improbable."""
+    vocab, k, weights = 4000, 64, [0.7, 0.3]
+    rng = np.random.default_rng(1)
+    steep = -1.3 * np.log(np.arange(1, vocab + 1))
+    rows = [(steep + rng.normal(0.0, 0.4, (5, vocab))).astype(np.float32) for _ in weights]
+    models = [top_rows(row, 1.0, k) for row in rows]
+    p = 0.7 * exact(rows[0], 1.0) + 0.3 * exact(rows[1], 1.0)
+    bound = acceptance_bound(weights, np.stack([model.retained_mass for model in models]))
+    assert (bound > 0.1).all()
+    sent = np.zeros(p.shape, bool)
+    for model in models:
+        np.put_along_axis(sent, model.ids.astype(np.int64), True, axis=1)
+    for scheme in SCHEMES:
+        rebuilt = aggregate(weights, models, vocab, scheme).astype(np.float64)
+        unsent = np.where(sent, 0.0, rebuilt).sum(axis=1)
+        improbable = np.where(p < 1e-5, rebuilt, 0.0).sum(axis=1)
+        if scheme == "renormalise":
+            assert not unsent.any()
+            assert not improbable.any()
+        else:
+            # a token that one worker sent can still come from the other worker's equal shares
+            np.testing.assert_allclose(unsent, bound * (~sent).sum(axis=1) / (vocab - k), rtol=1e-4)
+            assert (improbable > 1e-3).all()
+
+
 def test_the_bounds_are_reached() -> None:
     """Nothing smaller would hold: two workers that agree, and a drafter on what they left out."""
     p = np.array([[0.5, 0.3, 0.2, 0.0]])

@@ -29,7 +29,7 @@ class Averaged:
     weights: Sequence[float]
     top_k: int | None = None
     values: str = "fp16"
-    scheme: Scheme = "spread"
+    scheme: Scheme = "renormalise"
     targets: list[LocalTarget] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -30,16 +30,29 @@ from pilotfish.base.errors import ConfigError, TargetLostError, UnsupportedError
 from pilotfish.edge_runtime.targets.node_client import NodeAddress, expect_encrypted
 from pilotfish.edge_runtime.targets.node_list import Federation, read_addresses, read_node_list
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
-from pilotfish.edge_runtime.targets.target import TargetOptions, wait_for_nodes
+from pilotfish.edge_runtime.targets.target import (
+    FIRST_TRIAL,
+    TargetOptions,
+    try_pass,
+    wait_for_nodes,
+)
 from pilotfish.edge_runtime.targets.worker_client import DEPTH, WorkerClient
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine import Work
 from pilotfish.engines.language_model import Output
-from pilotfish.speculation.ensemble import TopRows, aggregate, as_logits
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.speculation.ensemble import TopRows, acceptance_bound, aggregate, as_logits
 from pilotfish.wire.nodes import MAX_ITEMS
 
 _log = logging.getLogger("pilotfish.edge")
 
 _NOTHING = np.empty((0, 0), np.float32)
+# text at which the start measures how much probability is left out, and the number of its last rows
+_SAMPLE = (
+    "The river rose in the night. By morning the lower road was under water, and the people of the "
+    "village carried what they could up the hill to the old school, where"
+)
+_SAMPLE_ROWS = 16
 
 
 @dataclass(eq=False)
@@ -66,7 +79,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
     ) -> None:
         super().__init__()
         manifest = options.artifact.manifest
-        self._federation = federation
+        self._federation, self._metrics = federation, options.metrics
         self._vocab = manifest.vocab_size
         self.context = min(options.config.limits.context, manifest.dimensions.context)
         self.digest = ""
@@ -158,6 +171,12 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         return ", ".join(filter(None, (worker.problem for worker in self._workers)))
 
     @property
+    def precision(self) -> str:
+        """Mean retained mass ρ of the averaged rows, e.g. "ρ 0.876"; "" before the first row."""
+        rows = self._metrics.ensemble_rows
+        return f"ρ {1.0 - self._metrics.ensemble_omitted / rows:.3f}" if rows else ""
+
+    @property
     def nodes(self) -> Mapping[str, bool]:
         """Worker name → whether the worker takes part."""
         return {worker.name: worker.takes_part for worker in self._workers}
@@ -205,20 +224,26 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
     def _average(self, pending: _EnsemblePass) -> list[Output]:
         """Average the workers' rows; return the logits of each work."""
         present = sorted(pending.rows)
+        weights = [self._workers[index].weight for index in present]
         outputs = []
         if any(work.rows for work in pending.works):
+            answers = [pending.rows[index] for index in present]
             # [Σ rows, V]
-            p = aggregate(
-                [self._workers[index].weight for index in present],
-                [pending.rows[index] for index in present],
-                self._vocab,
-                self._federation.reconstruction,
-            )
+            p = aggregate(weights, answers, self._vocab, self._federation.reconstruction)
+            # [M, Σ rows], and [Σ rows]
+            retained = np.stack([rows.retained_mass for rows in answers])
+            omitted = acceptance_bound(weights, retained)
+            if pending.number < FIRST_TRIAL:
+                names = [self._workers[index].name for index in present]
+                self._metrics.record_average(dict(zip(names, retained, strict=True)), omitted)
         end = 0
         for work in pending.works:
             begin, end = end, end + work.rows
-            logits = as_logits(p[begin:end], work.temperature) if work.rows else _NOTHING
-            outputs.append(Output(logits, _NOTHING))
+            if not work.rows:
+                outputs.append(Output(_NOTHING, _NOTHING))
+                continue
+            logits = as_logits(p[begin:end], work.temperature)
+            outputs.append(Output(logits, _NOTHING, omitted[begin:end]))
         return outputs
 
     def _log_changes(self, pending: _EnsemblePass) -> None:
@@ -263,4 +288,20 @@ def open_target(options: TargetOptions) -> FederatedTarget:
         target.close()
         raise
     target.fix_context()
+    if federation.reconstruction == "spread":
+        _warn_of_spread(target, federation, options.artifact)
     return target
+
+
+def _warn_of_spread(target: FederatedTarget, federation: Federation, artifact: Artifact) -> None:
+    """Measure and log the share of sampled tokens that ``spread`` chooses without a model."""
+    tokens = np.array(Tokenizer(artifact).encode(_SAMPLE)[: target.context], np.uint32)
+    omitted = try_pass(target, tokens, min(len(tokens), _SAMPLE_ROWS)).omitted
+    if omitted is not None and federation.kept < artifact.manifest.vocab_size:
+        _log.warning(
+            'reconstruction "spread" gives all tokens outside a worker\'s %d likeliest the same '
+            "probability: about %.2g %% of the tokens sampled at temperature 1 will be arbitrary, "
+            'more at higher temperatures; "renormalise" samples none of them',
+            federation.kept,
+            100.0 * float(omitted.mean()),
+        )

@@ -14,6 +14,7 @@ import msgspec
 from pilotfish.base.errors import ConfigError
 from pilotfish.base.reading import read_content, reading_file, without_bom
 from pilotfish.edge_runtime.targets.node_client import NodeAddress
+from pilotfish.speculation.ensemble import Scheme
 from pilotfish.wire.keys import read_public
 from pilotfish.wire.nodes import Ready
 
@@ -63,14 +64,15 @@ class Federation(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=
     late: policy for a late or lost worker: ``wait`` for the worker; ``drop`` the worker from the
     pass and renormalise the other weights; or ``fail`` the pass. kept: K, the number of tokens that
     a worker sends per row. values: format of their probabilities. reconstruction: scheme that
-    rebuilds the probabilities of the other tokens.
+    rebuilds a worker's distribution: ``renormalise`` (5) gives the other tokens no probability;
+    ``spread`` (6) gives them equal shares, which the edge also samples.
     """
 
     worker: Annotated[list[WorkerEntry], msgspec.Meta(min_length=1, max_length=64)]
     late: Literal["wait", "drop", "fail"] = "wait"
     kept: Annotated[int, msgspec.Meta(ge=1, lt=2**24)] = 64
     values: Literal["fp16", "fp32", "levels"] = "fp16"
-    reconstruction: Literal["spread", "renormalise"] = "spread"
+    reconstruction: Scheme = "renormalise"
 
 
 class Pipeline(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=True):

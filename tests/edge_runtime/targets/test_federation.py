@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pilotfish import Device
+from pilotfish.cli.summary import summary
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.protocols import SamplingParams
 from tests.conftest import VOCAB
@@ -28,7 +29,7 @@ SLOW = pytest.mark.slow
 
 FEDERATIONS = {
     "ab": ("ab", (), {"kept": 16}),
-    "unequal": ("ab", (0.7, 0.3), {"kept": 8, "values": "fp32", "reconstruction": "renormalise"}),
+    "unequal": ("ab", (0.7, 0.3), {"kept": 8, "values": "fp32", "reconstruction": "spread"}),
     "abc": ("abc", (1.0, 2.0, 3.0), {"kept": 12, "values": "levels"}),
     "whole": ("ab", (), {"kept": VOCAB, "values": "fp32"}),
 }  # fmt: skip
@@ -120,6 +121,24 @@ def test_a_prompt_of_several_chunks(pairing: Pairing) -> None:
     for seed in range(3):
         prompt = tokens_of(seed, 200).tolist()
         pairing.check(prompt, 30, protocol="coupled", window=4, seed=seed, temperature=1.0)
+
+
+@pytest.mark.parametrize("protocol", ["tslt", "tree"])
+def test_every_round_reports_the_mass_that_was_left_out(pairing: Pairing, protocol: str) -> None:
+    """Bound (19) of the verified positions, also in figures of answers."""
+    options = {"expansion": (2, 2, 1)} if protocol == "tree" else {"window": 3}
+    sampled = {"temperature": 1.0, "draft_temperature": 1.3, "seed": 3, "max_tokens": 30}
+    answer = pairing.device.generate(PROMPT, protocol=protocol, **options, **sampled)
+    text, total, verified = [*PROMPT, *answer.tokens], 0.0, 0
+    for round_ in answer.rounds:
+        bounds = [
+            pairing.ensemble.omitted(text[: round_.start + i]) for i in range(round_.verified)
+        ]
+        assert round_.notes == {"omitted_mass": pytest.approx(sum(bounds), abs=1e-3)}
+        total, verified = total + sum(bounds), verified + round_.verified
+    assert summary(answer)["omitted_mass"] == pytest.approx(total / verified, abs=1e-3)
+    if pairing.ensemble.omitted(PROMPT) > 1e-6:  # some tokens are left out
+        assert total > 0.1
 
 
 def test_several_devices_at_once(pairing: Pairing, cast: Cast) -> None:

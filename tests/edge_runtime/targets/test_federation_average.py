@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -17,9 +18,10 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.targets import federated
-from pilotfish.edge_runtime.targets.target import Target
+from pilotfish.edge_runtime.targets.target import Target, time_pass
 from pilotfish.engines.engine import CHUNK, Work
 from pilotfish.engines.onnx_decoder import Output
+from pilotfish.speculation.ensemble import acceptance_bound, top_rows
 from pilotfish.wire.nodes import Scored
 from tests.conftest import VOCAB
 from tests.support.averaging import Averaged, tokens_of
@@ -69,8 +71,9 @@ def journey(target: Target | Averaged) -> Iterator[NDArray[np.float32]]:
         ("ab", (1.0, 1.0), {"kept": VOCAB, "values": "fp32"}),
         ("abc", (0.5, 3.0, 0.2), {"kept": 999, "values": "fp32", "reconstruction": "renormalise"}),
         ("ab", (2.0, 1.0), {"kept": 16}),
+        ("ab", (2.0, 1.0), {"kept": 16, "reconstruction": "spread"}),
         ("abc", (1.0, 1.0, 1.0), {"kept": 5, "values": "levels", "reconstruction": "renormalise"}),
-        ("ba", (0.1, 0.9), {"kept": 1, "values": "fp32"}),
+        ("ba", (0.1, 0.9), {"kept": 1, "values": "fp32", "reconstruction": "spread"}),
         ("ab", (1.0, 1.0), {"kept": VOCAB, "values": "levels"}),
         ("a", (7.0,), {"kept": VOCAB, "values": "fp16"}),
     ],
@@ -86,7 +89,7 @@ def test_the_output_is_the_average_bit_by_bit(
         weights,
         None if whole else settings["kept"],
         settings.get("values", "fp16"),
-        settings.get("reconstruction", "spread"),
+        settings.get("reconstruction", "renormalise"),
     )
     with ExitStack() as stack:
         workers = [stack.enter_context(WorkerThread(model)) for model in models]
@@ -257,3 +260,64 @@ def test_sent_and_received_bytes_are_counted(cast: Cast, tmp_path: Path) -> None
             assert held.metrics.node_events.total() == 0
             assert held.target.nodes == {"a": True, "b": True}
             assert held.target.problem == ""
+
+
+def test_retained_mass_and_its_bound_are_counted(cast: Cast, tmp_path: Path) -> None:
+    """Each pass's output has bound (19) of its rows; trial passes are not counted."""
+    tokens, weights = tokens_of(1, 20), (3.0, 1.0)
+    works = [Work(0, tokens, 5), Work(1, tokens[:9], 2, temperature=1.5), Work(2, tokens[:4], 0)]
+    models = [Averaged([model], [1.0]) for model in (cast.a, cast.b)]
+    masses = np.stack(
+        [
+            np.concatenate(
+                [
+                    top_rows(output.logits, work.temperature, 8).retained_mass
+                    for work, output in zip(works, model.targets[0].run(1, works), strict=True)
+                    if work.rows
+                ]
+            )
+            for model in models
+        ]
+    )
+    bounds = acceptance_bound(weights, masses)
+    with WorkerThread(cast.a) as worker_thread, WorkerThread(cast.b) as two:
+        listed = [("a", worker_thread.endpoint), ("b", two.endpoint)]
+        path = write_list(tmp_path / "w.toml", listed, weights, kept=8)
+        with opened(path, cast.a) as held:
+            time_pass(held.target, 4)
+            assert (held.metrics.ensemble_rows, held.target.precision) == (0, "")
+            outputs = held.target.run(1, works)
+            each = [output.omitted for output in outputs if output.omitted is not None]
+            np.testing.assert_allclose(np.concatenate(each), bounds, atol=1e-6)
+            assert outputs[2].omitted is None
+            metrics = held.metrics
+            assert (metrics.ensemble_rows, metrics.node_rows) == (7, {"a": 7, "b": 7})
+            assert metrics.ensemble_omitted == pytest.approx(bounds.sum(), abs=1e-5)
+            for name, mass in zip("ab", masses, strict=True):
+                assert metrics.node_mass[name] == pytest.approx(mass.sum(), abs=1e-5)
+            assert held.target.precision == f"ρ {1.0 - bounds.mean():.3f}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [({}, False), ({"reconstruction": "spread"}, True), ({"kept": VOCAB}, False)],
+)
+def test_spread_warns_of_its_arbitrary_tokens(
+    cast: Cast,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any],
+    warned: bool,
+) -> None:
+    with WorkerThread(cast.a) as worker_thread, WorkerThread(cast.b) as two:
+        listed = [("a", worker_thread.endpoint), ("b", two.endpoint)]
+        options = {"kept": 8, "reconstruction": "spread" if "kept" in settings else "renormalise"}
+        path = write_list(tmp_path / "w.toml", listed, **options | settings)
+        with opened(path, cast.a):
+            pass
+    warnings = [record.message for record in caplog.records if "arbitrary" in record.message]
+    assert len(warnings) == warned
+    if warned:
+        share = re.search(r"about ([0-9.]+) % of the tokens", warnings[0])
+        assert share is not None
+        assert 1.0 < float(share[1]) < 99.0
