@@ -81,6 +81,21 @@ def top_rows(logits: Floats, temperature: float, k: int) -> TopRows:
     return TopRows(ids.astype(np.uint32), np.take_along_axis(p, ids, axis=1))
 
 
+def top_rows_by_mass(logits: Floats, temperature: float, mass: float, most: int) -> list[TopRows]:
+    """Return `top_rows` of each row of ``logits`` [n, V], with the smallest K that retains a mass.
+
+    mass: smallest ρ, below 1. most: upper limit of K; a row that needs more tokens has K = most.
+    Raises `ValueError` as `top_rows`.
+    """
+    answers = []
+    for row in logits:
+        whole = top_rows(row[None], temperature, most)
+        sums = np.cumsum(np.sort(whole.values[0].astype(np.float64))[::-1])
+        k = min(int(np.searchsorted(sums, mass)) + 1, whole.k)
+        answers.append(whole if k == whole.k else top_rows(row[None], temperature, k))
+    return answers
+
+
 def _largest_exactly(values: Floats, count: int) -> NDArray[np.integer]:
     """Return the ids of the ``count`` largest ``values`` [V], ascending; lower ids win ties."""
     ids = largest(values, count)

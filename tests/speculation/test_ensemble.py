@@ -25,6 +25,7 @@ from pilotfish.speculation.ensemble import (
     renormalised_error,
     spread_error_bound,
     top_rows,
+    top_rows_by_mass,
 )
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.theory import tv
@@ -99,6 +100,26 @@ def test_a_large_vocabulary_is_cut_like_a_small_one() -> None:
     for k in (1, 64, 3000):
         for row, ids in zip(z, top_rows(z, 1.0, k).ids, strict=True):
             assert ids.tolist() == sorted(np.argsort(-row, kind="stable")[:k].tolist())
+
+
+@given(federations(), TEMPERATURES, st.floats(0.01, 0.999))
+def test_a_mass_takes_the_fewest_tokens(
+    federation: tuple[list[np.ndarray], list[float], int], temperature: float, mass: float
+) -> None:
+    (rows, *_), _, most = federation
+    vocab = rows.shape[1]
+    answers = top_rows_by_mass(rows, temperature, mass, most)
+    assert len(answers) == len(rows)
+    for row, answer in zip(rows, answers, strict=True):
+        wanted = top_rows(row[None], temperature, answer.k)
+        np.testing.assert_array_equal(answer.ids, wanted.ids)
+        np.testing.assert_array_equal(answer.values, wanted.values)
+        limit = min(most, vocab)
+        assert answer.k <= limit
+        if answer.k < limit:
+            assert answer.retained_mass[0] >= mass - 1e-6
+        if answer.k > 1:
+            assert top_rows(row[None], temperature, answer.k - 1).retained_mass[0] < mass + 1e-6
 
 
 def test_temperature_0_stands_for_1() -> None:

@@ -63,7 +63,7 @@ class _EnsemblePass(RemotePass):
     """
 
     missing: set[int] = field(default_factory=set)
-    rows: dict[int, TopRows] = field(default_factory=dict)
+    rows: dict[int, list[TopRows]] = field(default_factory=dict)
     late: bool = False  # whether its late workers have been counted
 
 
@@ -106,7 +106,8 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
             worker.context = self.context
         workers = [(member.digest, member.weight) for member in self._workers]
         federation = self._federation
-        identity = repr((workers, federation.kept, federation.values, federation.reconstruction))
+        cut = (federation.top_k, federation.mass) if federation.mass else federation.top_k
+        identity = repr((workers, cut, federation.values, federation.reconstruction))
         self.digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
 
     @property
@@ -228,10 +229,18 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         outputs = []
         if any(work.rows for work in pending.works):
             answers = [pending.rows[index] for index in present]
-            # [Σ rows, V]
-            p = aggregate(weights, answers, self._vocab, self._federation.reconstruction)
+            scheme = self._federation.reconstruction
+            # [Σ rows, V]; all rows at once, or each row if workers choose K
+            p = np.concatenate(
+                [
+                    aggregate(weights, rows, self._vocab, scheme)
+                    for rows in zip(*answers, strict=True)
+                ]
+            )
             # [M, Σ rows], and [Σ rows]
-            retained = np.stack([rows.retained_mass for rows in answers])
+            retained = np.stack(
+                [np.concatenate([rows.retained_mass for rows in answer]) for answer in answers]
+            )
             omitted = acceptance_bound(weights, retained)
             if pending.number < FIRST_TRIAL:
                 names = [self._workers[index].name for index in present]
@@ -297,11 +306,10 @@ def _warn_of_spread(target: FederatedTarget, federation: Federation, artifact: A
     """Measure and log the share of sampled tokens that ``spread`` chooses without a model."""
     tokens = np.array(Tokenizer(artifact).encode(_SAMPLE)[: target.context], np.uint32)
     omitted = try_pass(target, tokens, min(len(tokens), _SAMPLE_ROWS)).omitted
-    if omitted is not None and federation.kept < artifact.manifest.vocab_size:
+    if omitted is not None and federation.top_k < artifact.manifest.vocab_size:
         _log.warning(
-            'reconstruction "spread" gives all tokens outside a worker\'s %d likeliest the same '
+            'reconstruction "spread" gives all tokens that a worker does not send the same '
             "probability: about %.2g %% of the tokens sampled at temperature 1 will be arbitrary, "
             'more at higher temperatures; "renormalise" samples none of them',
-            federation.kept,
             100.0 * float(omitted.mean()),
         )
