@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -228,3 +229,26 @@ def test_sampled_answers_follow_the_ensembles_law(
         others = law(other)
         wrong = np.array([others.get(ids, 0.0) for ids in outcomes]) * ANSWERS
         assert p_value(counts, np.maximum(wrong, 1e-9)) < 1e-6
+
+
+# The coordinator's own drafter
+
+
+def test_the_coordinators_drafter_drafts_for_a_device_that_does_not(
+    cast: Cast, tmp_path: Path
+) -> None:
+    """One command: the workers verify what the edge drafts; the text is the ensemble's own."""
+    targets, options = [cast.a, cast.b], {"draft": cast.draft, "rate": 1e6}
+    ensemble, accepted = Ensemble(targets, kept=16), 0
+    with (
+        federation(tmp_path, targets, options=options, kept=16) as running,
+        Device(cast.draft, running.endpoint, threads=1) as device,
+    ):
+        for seed, temperature in enumerate((0.0, 1.0)):
+            shape = {"temperature": temperature, "seed": seed, "max_tokens": 60}
+            answer = device.generate(PROMPT, protocol="ahead", hints="edge", **shape)
+            law = SamplingParams(sampling=Sampling(temperature=temperature), seed=seed)
+            ensemble.assert_same(PROMPT, law, answer.tokens, ensemble.decode(PROMPT, 60, law))
+            assert not any(round_.source == "device" for round_ in answer.rounds)
+            accepted += answer.hints.get("edge", (0, 0))[1]
+    assert accepted > 0
