@@ -93,9 +93,9 @@ class EdgeLoop(ServingLoop):
         doing = "serving" if self._leave_s is None else "draining"
         problem = self._settings.problem
         target_problem = self._target.problem
-        precision = f", {self._target.precision}" if self._target.precision else ""
+        figures = f", {status}" if (status := self._target.status) else ""
         return (
-            f"{doing} {self._model}{precision}: "
+            f"{doing} {self._model}{figures}: "
             f"{_count(devices, 'device')}, {_count(sessions, 'session')}, "
             f"{_count(self._scheduler.passes, 'pass', 'passes')}"
             f"{f'; {target_problem}' if target_problem else ''}{self._rotation_status}"

@@ -172,7 +172,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         return ", ".join(filter(None, (worker.problem for worker in self._workers)))
 
     @property
-    def precision(self) -> str:
+    def status(self) -> str:
         """Mean retained mass ρ of the averaged rows, e.g. "ρ 0.876"; "" before the first row."""
         rows = self._metrics.ensemble_rows
         return f"ρ {1.0 - self._metrics.ensemble_omitted / rows:.3f}" if rows else ""

@@ -127,8 +127,8 @@ class Target(ABC):
         return ""
 
     @property
-    def precision(self) -> str:
-        """How near the target's distributions are to its models', for the status line; or ""."""
+    def status(self) -> str:
+        """Figures of the target for the status line, in a few words; "" if there are none."""
         return ""
 
     @property

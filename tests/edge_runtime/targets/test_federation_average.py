@@ -292,7 +292,7 @@ def test_retained_mass_and_its_bound_are_counted(cast: Cast, tmp_path: Path) -> 
         path = write_list(tmp_path / "w.toml", listed, weights, kept=8)
         with opened(path, cast.a) as held:
             time_pass(held.target, 4)
-            assert (held.metrics.ensemble_rows, held.target.precision) == (0, "")
+            assert (held.metrics.ensemble_rows, held.target.status) == (0, "")
             outputs = held.target.run(1, works)
             each = [output.omitted for output in outputs if output.omitted is not None]
             np.testing.assert_allclose(np.concatenate(each), bounds, atol=1e-6)
@@ -302,7 +302,7 @@ def test_retained_mass_and_its_bound_are_counted(cast: Cast, tmp_path: Path) -> 
             assert metrics.ensemble_omitted == pytest.approx(bounds.sum(), abs=1e-5)
             for name, mass in zip("ab", masses, strict=True):
                 assert metrics.node_mass[name] == pytest.approx(mass.sum(), abs=1e-5)
-            assert held.target.precision == f"ρ {1.0 - bounds.mean():.3f}"
+            assert held.target.status == f"ρ {1.0 - bounds.mean():.3f}"
 
 
 @pytest.mark.parametrize(
