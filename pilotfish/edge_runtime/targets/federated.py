@@ -310,6 +310,7 @@ def _warn_of_spread(target: FederatedTarget, federation: Federation, artifact: A
         _log.warning(
             'reconstruction "spread" gives all tokens that a worker does not send the same '
             "probability: about %.2g %% of the tokens sampled at temperature 1 will be arbitrary, "
-            'more at higher temperatures; "renormalise" samples none of them',
+            "more at higher temperatures and after such tokens; "
+            '"renormalise" samples none of them',
             100.0 * float(omitted.mean()),
         )
