@@ -6,9 +6,12 @@ reads them in another thread, so two values of one response may be a round apart
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pilotfish.base.metrics import Histogram, counter, gauge, histogram, notes
 from pilotfish.edge_runtime.hint_sources import AttachedHints
@@ -102,6 +105,20 @@ class EdgeMetrics:
     node_compute_s: dict[str, float] = counter(
         "node_compute_seconds", "Computing time that a node reports.", "node"
     )
+    node_rows: Counter[str] = counter(
+        "node_rows", "Distributions that a worker of a federation has sent for passes.", "node"
+    )
+    node_mass: dict[str, float] = counter(
+        "node_retained_mass",
+        "Retained mass (specfed's rho) of a worker's distributions, summed over node_rows.",
+        "node",
+    )
+    ensemble_rows: int = counter("ensemble_rows", "Distributions averaged by a federation.")
+    ensemble_omitted: float = counter(
+        "ensemble_omitted_mass",
+        "Upper bound of the change of acceptance by truncation (specfed (19)), summed over "
+        "ensemble_rows.",
+    )
 
     @property
     def passes(self) -> int:
@@ -113,6 +130,16 @@ class EdgeMetrics:
         if attached.budget is not None:
             self.hint_drafts[attached.budget.name] += len(attached.ids)
             self.hint_accepted[attached.budget.name] += accepted
+
+    def record_average(
+        self, retained: Mapping[str, NDArray[np.float64]], omitted: NDArray[np.float64]
+    ) -> None:
+        """Record a pass of a federation. retained: ρ of each node's rows. omitted: bound (19)."""
+        for node, masses in retained.items():
+            self.node_rows[node] += len(masses)
+            self.node_mass[node] += float(masses.sum())
+        self.ensemble_rows += len(omitted)
+        self.ensemble_omitted += float(omitted.sum())
 
     def record_window(
         self,
@@ -128,7 +155,8 @@ class EdgeMetrics:
         self.windows[name] += 1
         self.drafted[name] += drafted
         self.accepted[name] += accepted
-        for note, value in zip(protocol.counters, notes, strict=True):
+        # only an ensemble reports the last counter
+        for note, value in zip(protocol.round_counters, notes, strict=False):
             self.notes[note.name, name] += value
         self.record_times(queue_s, verify_s)
 

@@ -93,8 +93,10 @@ class EdgeLoop(ServingLoop):
         doing = "serving" if self._leave_s is None else "draining"
         problem = self._settings.problem
         target_problem = self._target.problem
+        figures = f", {status}" if (status := self._target.status) else ""
         return (
-            f"{doing} {self._model}: {_count(devices, 'device')}, {_count(sessions, 'session')}, "
+            f"{doing} {self._model}{figures}: "
+            f"{_count(devices, 'device')}, {_count(sessions, 'session')}, "
             f"{_count(self._scheduler.passes, 'pass', 'passes')}"
             f"{f'; {target_problem}' if target_problem else ''}{self._rotation_status}"
             f"{f'; not in force: {problem}' if problem else ''}{self._crowd_status}"

@@ -97,6 +97,7 @@ class Job:
     decision: Decision | StatesNeeded | None = None
     error: Exception | None = None
     cancelled: bool = False
+    omitted: NDArray[np.float64] | None = None  # `Output.omitted` of its rows
 
 
 class Scheduler:
@@ -358,6 +359,7 @@ def _decide(job: Job, output: Output) -> None:
     begun_s = time.thread_time()
     try:
         job.decision = None if job.verify is None else job.verify(output.logits, output.hidden)
+        job.omitted = output.omitted
     except Exception as error:
         known = is_client_error(error)
         job.error = error if known else _log_failure(error, "a verification failed")

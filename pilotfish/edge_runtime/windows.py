@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pilotfish.base.errors import (
     BadGrammarError,
@@ -179,6 +180,7 @@ class WindowServer:
             return
         times = job_times(job, window_state.received_ns)
         if isinstance(decision, Decision):
+            decision = _add_omitted(decision, window_state.draft, job.omitted)
             self._commit(session, generation, window_state, times, decision)
             return
         window_state.states_needed, window_state.reply_frames = decision, decision.frames
@@ -260,6 +262,17 @@ def _verify(
     if generation.logprobs is not None:
         generation.logprobs.record(draft, logits, decision)
     return decision
+
+
+def _add_omitted(decision: Decision, draft: Draft, omitted: NDArray[np.float64] | None) -> Decision:
+    """Add the note `OMITTED_MASS` to a decision by an ensemble. omitted: `Output.omitted`."""
+    if omitted is None:
+        return decision
+    path = draft.path(decision.accepted)
+    rows = [0, *path][: min(draft.depth, len(path) + 1)]
+    # rounding can make a worker's retained mass a little more than 1
+    bound = float(np.clip(omitted[rows], 0.0, 1.0).sum())
+    return decision._replace(notes=(*decision.notes, bound))
 
 
 def _expect_no_dead_end(

@@ -41,10 +41,13 @@ class Output:
         (`Artifact.head_tokens`).
         hidden: f32 [rows, hidden_size], output of the final norm; hidden_size is 0 if the graph
         returns no hidden states.
+        omitted: f64 [rows], the probability that an ensemble left out of each row, averaged over
+        its models by weight; None for the logits of one model, which leave out nothing.
     """
 
     logits: NDArray[np.float32]
     hidden: NDArray[np.float32]
+    omitted: NDArray[np.float64] | None = None
 
 
 class Execution(NamedTuple):

@@ -6,8 +6,10 @@ Out: `TopRows`, each worker's K most probable tokens with their probabilities p_
 Law: p̃_m is p_m rebuilt from the K tokens, which have the retained mass ρ_m. ``renormalise`` (5)
      divides p_m by ρ_m on these tokens and is 0 elsewhere; its error is ‖p̃ − p‖₁ = 2(1 − ρ).
      ``spread`` (6) keeps p_m and gives the other V − K tokens equal shares of 1 − ρ_m; its error is
-     smaller. The error of p_agg is at most 2Σw_m(1 − ρ_m) in L1 (17); the error of acceptance is at
-     most half of that (19). With K = V nothing is rebuilt, and p_agg is exact in every bit.
+     smaller, but samples from it are with a probability of Σw_m(1 − ρ_m) tokens that no worker
+     chose (`acceptance_bound`). The error of p_agg is at most 2Σw_m(1 − ρ_m) in L1 (17); the error
+     of acceptance is at most half of that (19). With K = V nothing is rebuilt, and p_agg is exact
+     in every bit.
 
 All values are float32, like the logits: an ensemble of float32 models has no more digits, and a
 window over a large vocabulary takes megabytes. Rows of another dtype are aggregated in that dtype.
@@ -77,6 +79,21 @@ def top_rows(logits: Floats, temperature: float, k: int) -> TopRows:
     # ids [n, K] by logits, since many probabilities are 0 at a low temperature
     ids = np.array([_largest_exactly(row, k) for row in logits], np.int64).reshape(rows, k)
     return TopRows(ids.astype(np.uint32), np.take_along_axis(p, ids, axis=1))
+
+
+def top_rows_by_mass(logits: Floats, temperature: float, mass: float, most: int) -> list[TopRows]:
+    """Return `top_rows` of each row of ``logits`` [n, V], with the smallest K that retains a mass.
+
+    mass: smallest ρ, below 1. most: upper limit of K; a row that needs more tokens has K = most.
+    Raises `ValueError` as `top_rows`.
+    """
+    answers = []
+    for row in logits:
+        whole = top_rows(row[None], temperature, most)
+        sums = np.cumsum(np.sort(whole.values[0].astype(np.float64))[::-1])
+        k = min(int(np.searchsorted(sums, mass)) + 1, whole.k)
+        answers.append(whole if k == whole.k else top_rows(row[None], temperature, k))
+    return answers
 
 
 def _largest_exactly(values: Floats, count: int) -> NDArray[np.integer]:

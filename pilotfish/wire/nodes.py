@@ -48,6 +48,16 @@ class Attach(Header, tag="attach", frozen=True):
     next_key: Annotated[bytes, msgspec.Meta(max_length=40)] = b""
 
 
+class AttachByMass(Attach, tag="attach_by_mass", frozen=True, kw_only=True):
+    """`Attach` for a worker that chooses K for each row.
+
+    K is the smallest number of tokens whose probabilities have a sum of at least ``mass``, and at
+    most ``top_k``. A message of its own, since older workers know only a fixed K.
+    """
+
+    mass: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+
+
 class Item(Header, frozen=True):
     """One slot's work in a step.
 
@@ -132,7 +142,7 @@ class Refused(Header, tag="refused", frozen=True):
     message: Text
 
 
-Order = Greet | Attach | Step
+Order = Greet | Attach | AttachByMass | Step
 Report = Ready | AttachReply | Scored | Refused
 
 _orders: "msgspec.msgpack.Decoder[Order]" = msgspec.msgpack.Decoder(Order)

@@ -183,23 +183,29 @@ def liar(pair: Pair) -> Iterator[Callable[..., Device]]:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "accepted", "deviation"),
+    ("protocol", "accepted", "notes"),
     [
-        ("adaptive", 0, 1.0001),
-        ("adaptive", 2, 3.0001),
-        ("adaptive", 4, 4.0001),
-        ("adaptive", 1, float("inf")),
-        ("adaptive", 1, float("nan")),
-        ("adaptive", 1, -0.5),
-        ("tslt", 1, 0.001),
-        ("dssd", 1, 0.001),
+        ("adaptive", 0, [1.0001]),
+        ("adaptive", 2, [3.0001]),
+        ("adaptive", 4, [4.0001]),
+        ("adaptive", 1, [float("inf")]),
+        ("adaptive", 1, [float("nan")]),
+        ("adaptive", 1, [-0.5]),
+        # after the deviation a federation's omitted mass may follow, and nothing else
+        ("adaptive", 1, [0.5, 2.0001]),
+        ("adaptive", 1, [0.5, 0.001, 0.001]),
+        ("tslt", 1, [2.0001]),
+        ("tslt", 1, [-0.001]),
+        ("tslt", 1, [float("nan")]),
+        ("tslt", 1, [0.001, 0.001]),
+        ("dssd", 1, [0.001, 0.001]),
     ],
 )
-def test_deviations_that_cannot_be(
-    liar: Callable[..., Device], protocol: str, accepted: int, deviation: float
+def test_notes_that_cannot_be(
+    liar: Callable[..., Device], protocol: str, accepted: int, notes: list[float]
 ) -> None:
     def script(request: m.DeviceMessage) -> list[Parts]:
-        changes: Any = {"accepted": accepted, "notes": [deviation]}
+        changes: Any = {"accepted": accepted, "notes": notes}
         return [[verdict(request, **changes)]] if isinstance(request, m.Window) else []
 
     device = liar(script)

@@ -35,7 +35,7 @@ def test_what_a_list_may_say(tmp_path: Path) -> None:
         "wait",
         64,
         "fp16",
-        "spread",
+        "renormalise",
     )
     assert (read.late_s, read.give_up_s) == (10.0, 60.0)
     (item,) = read_addresses(tmp_path / "workers.toml", read.worker)
@@ -48,16 +48,23 @@ def test_what_a_list_may_say(tmp_path: Path) -> None:
         give_up_s = 1.0
         kept = 7
         values = "levels"
-        reconstruction = "renormalise"
+        reconstruction = "spread"
         {ONE} name = "one"\n weight = 3\n key = "theirs/edge.pub"\n digest = "0123456789abcdef"
         {TWO}
     """
     read = read_node_list(listing(tmp_path, text), Federation)
     assert [node.weight for node in read.worker] == [3.0, 1.0]
+    assert (read.kept, read.values, read.reconstruction) == (7, "levels", "spread")
     assert read.worker[0].digest == "0123456789abcdef"
     addresses = read_addresses(tmp_path / "workers.toml", read.worker)
     assert [place.name for place in addresses] == ["one", "tcp://127.0.0.1:2"]
     assert addresses[0].key == public.read_bytes().strip()
+    assert (read.top_k, read.mass) == (7, 0.0)
+    read = read_node_list(listing(tmp_path, f'kept = "auto"\n{ONE}'), Federation)
+    assert (read.top_k, read.mass) == (4096, 0.99)
+    text = f'kept = "auto"\nrho = 0.9\nkept_limit = 100\n{ONE}'
+    read = read_node_list(listing(tmp_path, text), Federation)
+    assert (read.top_k, read.mass) == (100, 0.9)
     pipeline = read_node_list(listing(tmp_path, ONE.replace("worker", "stage")), Pipeline)
     assert pipeline.states == "fp32"
 
@@ -74,7 +81,13 @@ def test_what_a_list_may_say(tmp_path: Path) -> None:
         ("lat = 3\n" + ONE, "unknown field `lat`"),
         ('late = "never"\n' + ONE, "Invalid enum value 'never'"),
         ("kept = 0\n" + ONE, "`int` >= 1"),
-        ("kept = 2.5\n" + ONE, "Expected `int`"),
+        ("kept = 2.5\n" + ONE, "Expected `int | str`"),
+        ('kept = "all"\n' + ONE, "Invalid enum value 'all'"),
+        ("rho = 0.9\n" + ONE, 'only be used together with kept = "auto"'),
+        ("kept = 9\nkept_limit = 10\n" + ONE, 'only be used together with kept = "auto"'),
+        ('kept = "auto"\nrho = 1.0\n' + ONE, "`float` < 1.0"),
+        ('kept = "auto"\nrho = 0.0\n' + ONE, "`float` > 0.0"),
+        ('kept = "auto"\nkept_limit = 0\n' + ONE, "`int` >= 1"),
         (f"kept = {2**24}\n" + ONE, "`int` <= 16777215"),
         ('values = "fp8"\n' + ONE, "Invalid enum value 'fp8'"),
         ('reconstruction = "x"\n' + ONE, "Invalid enum value 'x'"),

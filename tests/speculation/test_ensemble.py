@@ -25,6 +25,7 @@ from pilotfish.speculation.ensemble import (
     renormalised_error,
     spread_error_bound,
     top_rows,
+    top_rows_by_mass,
 )
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.speculation.theory import tv
@@ -99,6 +100,26 @@ def test_a_large_vocabulary_is_cut_like_a_small_one() -> None:
     for k in (1, 64, 3000):
         for row, ids in zip(z, top_rows(z, 1.0, k).ids, strict=True):
             assert ids.tolist() == sorted(np.argsort(-row, kind="stable")[:k].tolist())
+
+
+@given(federations(), TEMPERATURES, st.floats(0.01, 0.999))
+def test_a_mass_takes_the_fewest_tokens(
+    federation: tuple[list[np.ndarray], list[float], int], temperature: float, mass: float
+) -> None:
+    (rows, *_), _, most = federation
+    vocab = rows.shape[1]
+    answers = top_rows_by_mass(rows, temperature, mass, most)
+    assert len(answers) == len(rows)
+    for row, answer in zip(rows, answers, strict=True):
+        wanted = top_rows(row[None], temperature, answer.k)
+        np.testing.assert_array_equal(answer.ids, wanted.ids)
+        np.testing.assert_array_equal(answer.values, wanted.values)
+        limit = min(most, vocab)
+        assert answer.k <= limit
+        if answer.k < limit:
+            assert answer.retained_mass[0] >= mass - 1e-6
+        if answer.k > 1:
+            assert top_rows(row[None], temperature, answer.k - 1).retained_mass[0] < mass + 1e-6
 
 
 def test_temperature_0_stands_for_1() -> None:
@@ -258,6 +279,32 @@ def test_bias_and_acceptance_stay_within_theorems_2_and_3(
     q = np.random.default_rng(seed).dirichlet(np.full(vocab, 0.2), len(whole))
     varied = acceptance_variation(merged, whole, q)
     assert (varied <= acceptance_bound(weights, np.stack(masses)) + ROUNDING).all()
+
+
+def test_only_spread_samples_tokens_that_no_worker_sent() -> None:
+    """Over the whole vocabulary: with bound (19) as probability, and nearly all improbable."""
+    vocab, k, weights = 4000, 64, [0.7, 0.3]
+    rng = np.random.default_rng(1)
+    steep = -1.3 * np.log(np.arange(1, vocab + 1))
+    rows = [(steep + rng.normal(0.0, 0.4, (5, vocab))).astype(np.float32) for _ in weights]
+    models = [top_rows(row, 1.0, k) for row in rows]
+    p = 0.7 * exact(rows[0], 1.0) + 0.3 * exact(rows[1], 1.0)
+    bound = acceptance_bound(weights, np.stack([model.retained_mass for model in models]))
+    assert (bound > 0.1).all()
+    sent = np.zeros(p.shape, bool)
+    for model in models:
+        np.put_along_axis(sent, model.ids.astype(np.int64), True, axis=1)
+    for scheme in SCHEMES:
+        rebuilt = aggregate(weights, models, vocab, scheme).astype(np.float64)
+        unsent = np.where(sent, 0.0, rebuilt).sum(axis=1)
+        improbable = np.where(p < 1e-5, rebuilt, 0.0).sum(axis=1)
+        if scheme == "renormalise":
+            assert not unsent.any()
+            assert not improbable.any()
+        else:
+            # a token that one worker sent can still come from the other worker's equal shares
+            np.testing.assert_allclose(unsent, bound * (~sent).sum(axis=1) / (vocab - k), rtol=1e-4)
+            assert (improbable > 1e-3).all()
 
 
 def test_the_bounds_are_reached() -> None:

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from pilotfish.edge_runtime.targets.local import LocalTarget
 from pilotfish.engines.engine import Work, open_engine
 from pilotfish.engines.language_model import Output
-from pilotfish.speculation.ensemble import Scheme, aggregate, as_logits, top_rows
+from pilotfish.speculation.ensemble import (
+    Scheme,
+    TopRows,
+    aggregate,
+    as_logits,
+    top_rows,
+    top_rows_by_mass,
+)
 from pilotfish.wire.codecs.topk import decode_topk, encode_topk
 from tests.conftest import CONTEXT, VOCAB
 from tests.support.federating import SESSIONS
@@ -29,7 +36,8 @@ class Averaged:
     weights: Sequence[float]
     top_k: int | None = None
     values: str = "fp16"
-    scheme: Scheme = "spread"
+    scheme: Scheme = "renormalise"
+    mass: float = 0.0  # retained mass for which each row has its own K of at most top_k; 0: none
     targets: list[LocalTarget] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -48,16 +56,29 @@ class Averaged:
     def merged(self, outputs: Sequence[Output], work: Work) -> NDArray[np.float32]:
         if not work.rows:
             return np.empty((0, 0), np.float32)
-        info = [top_rows(each.logits, work.temperature, self.top_k or VOCAB) for each in outputs]
+        most, temperature = self.top_k or VOCAB, work.temperature
+        if self.mass:
+            cut = [top_rows_by_mass(each.logits, temperature, self.mass, most) for each in outputs]
+            # each row alone, since K differs
+            return np.concatenate(
+                [self._average(rows, temperature) for rows in zip(*cut, strict=True)]
+            )
+        info = [top_rows(each.logits, temperature, most) for each in outputs]
         if self.top_k is None:
             shares = np.array(self.weights) / sum(self.weights)
             total = sum(
                 rows.values * np.float32(share) for rows, share in zip(info, shares, strict=True)
             )
-            return as_logits(np.asarray(total), work.temperature)
-        frames = [encode_topk(rows, VOCAB, self.values) for rows in info]
-        received = [decode_topk(frame, work.rows, self.top_k, VOCAB) for frame in frames]
-        return as_logits(aggregate(self.weights, received, VOCAB, self.scheme), work.temperature)
+            return as_logits(np.asarray(total), temperature)
+        return self._average(info, temperature)
+
+    def _average(self, info: Sequence[TopRows], temperature: float) -> NDArray[np.float32]:
+        """Average the workers' rows as an edge decodes them."""
+        received = [
+            decode_topk(encode_topk(rows, VOCAB, self.values), len(rows), rows.k, VOCAB)
+            for rows in info
+        ]
+        return as_logits(aggregate(self.weights, received, VOCAB, self.scheme), temperature)
 
 
 def tokens_of(seed: int, count: int) -> NDArray[np.uint32]:

@@ -35,7 +35,7 @@ from pilotfish.edge_runtime.targets.federated import FederatedTarget, open_targe
 from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine import Work, open_engine
-from pilotfish.speculation.ensemble import Scheme, aggregate, as_logits, top_rows
+from pilotfish.speculation.ensemble import Scheme, acceptance_bound, aggregate, as_logits, top_rows
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.codecs.topk import decode_topk, encode_topk
 from pilotfish.wire.connections import Bounds
@@ -161,7 +161,7 @@ class Ensemble:
         *,
         kept: int = 64,
         values: str = "fp16",
-        reconstruction: Scheme = "spread",
+        reconstruction: Scheme = "renormalise",
     ) -> None:
         self._engines = [open_engine(model, threads=1) for model in models]
         self._weights = list(weights) or [1.0] * len(models)
@@ -183,6 +183,12 @@ class Ensemble:
             frame = encode_topk(rows, self.vocab, self._values)
             answers.append(decode_topk(frame, 1, self._top_k, self.vocab))
         return as_logits(aggregate(self._weights, answers, self.vocab, self._scheme), temperature)
+
+    def omitted(self, tokens: Sequence[int]) -> float:
+        """Compute bound (19) after these tokens at temperature 1."""
+        each = [top_rows(logits, 1.0, self._top_k) for logits in self.models_logits(tokens)]
+        masses = np.stack([rows.retained_mass for rows in each])
+        return float(acceptance_bound(self._weights, masses)[0])
 
     def logits(self, tokens: Sequence[int], temperature: float) -> NDArray[Any]:
         """Compute the ensemble's logits f32 [1, V] after these tokens."""

@@ -8,10 +8,10 @@ from pilotfish.base.errors import MalformedError, UnsupportedError
 from pilotfish.edge_runtime.node.work import NodeWork, make_ready
 from pilotfish.edge_runtime.steps import WorkFrames, decode_works, engine_refusals
 from pilotfish.engines.engine import Engine
-from pilotfish.speculation.ensemble import TopRows, top_rows
-from pilotfish.wire.codecs.topk import TOPK_FORMATS, encode_topk
+from pilotfish.speculation.ensemble import TopRows, top_rows, top_rows_by_mass
+from pilotfish.wire.codecs.topk import TOPK_FORMATS, encode_topk, encode_topk_each
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.nodes import Attach, Step
+from pilotfish.wire.nodes import Attach, AttachByMass, Step
 
 
 class Worker(NodeWork):
@@ -25,6 +25,7 @@ class Worker(NodeWork):
         self._feed_watchdog = feed_watchdog
         self._vocab = engine.model.vocab_size
         self._k, self._values = 0, ""
+        self._mass: float | None = None  # retained mass for which the worker chooses K
         self.ready = make_ready(engine.model, engine.model.hidden_size)
 
     def attach(self, attach: Attach) -> None:
@@ -36,6 +37,7 @@ class Worker(NodeWork):
             )
         self._engine.clear_all()
         self._k, self._values = attach.top_k, attach.values
+        self._mass = attach.mass if isinstance(attach, AttachByMass) else None
 
     def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer]:
         """Run a step; return one frame, the top K of each row in the order of the items."""
@@ -44,6 +46,14 @@ class Worker(NodeWork):
         works = decode_works(WorkFrames(step.items, *frames), self._engine, self._vocab)
         with engine_refusals():
             outputs = self._engine.run(works, self._feed_watchdog)
+        if self._mass is not None:
+            each = [
+                rows
+                for work, output in zip(works, outputs, strict=True)
+                if work.rows
+                for rows in top_rows_by_mass(output.logits, work.temperature, self._mass, self._k)
+            ]
+            return [encode_topk_each(each, self._vocab, self._values)]
         top = [
             top_rows(output.logits, work.temperature, self._k)
             for work, output in zip(works, outputs, strict=True)

@@ -30,16 +30,29 @@ from pilotfish.base.errors import ConfigError, TargetLostError, UnsupportedError
 from pilotfish.edge_runtime.targets.node_client import NodeAddress, expect_encrypted
 from pilotfish.edge_runtime.targets.node_list import Federation, read_addresses, read_node_list
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
-from pilotfish.edge_runtime.targets.target import TargetOptions, wait_for_nodes
+from pilotfish.edge_runtime.targets.target import (
+    FIRST_TRIAL,
+    TargetOptions,
+    try_pass,
+    wait_for_nodes,
+)
 from pilotfish.edge_runtime.targets.worker_client import DEPTH, WorkerClient
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine import Work
 from pilotfish.engines.language_model import Output
-from pilotfish.speculation.ensemble import TopRows, aggregate, as_logits
+from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.speculation.ensemble import TopRows, acceptance_bound, aggregate, as_logits
 from pilotfish.wire.nodes import MAX_ITEMS
 
 _log = logging.getLogger("pilotfish.edge")
 
 _NOTHING = np.empty((0, 0), np.float32)
+# text at which the start measures how much probability is left out, and the number of its last rows
+_SAMPLE = (
+    "The river rose in the night. By morning the lower road was under water, and the people of the "
+    "village carried what they could up the hill to the old school, where"
+)
+_SAMPLE_ROWS = 16
 
 
 @dataclass(eq=False)
@@ -50,7 +63,7 @@ class _EnsemblePass(RemotePass):
     """
 
     missing: set[int] = field(default_factory=set)
-    rows: dict[int, TopRows] = field(default_factory=dict)
+    rows: dict[int, list[TopRows]] = field(default_factory=dict)
     late: bool = False  # whether its late workers have been counted
 
 
@@ -66,7 +79,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
     ) -> None:
         super().__init__()
         manifest = options.artifact.manifest
-        self._federation = federation
+        self._federation, self._metrics = federation, options.metrics
         self._vocab = manifest.vocab_size
         self.context = min(options.config.limits.context, manifest.dimensions.context)
         self.digest = ""
@@ -93,7 +106,8 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
             worker.context = self.context
         workers = [(member.digest, member.weight) for member in self._workers]
         federation = self._federation
-        identity = repr((workers, federation.kept, federation.values, federation.reconstruction))
+        cut = (federation.top_k, federation.mass) if federation.mass else federation.top_k
+        identity = repr((workers, cut, federation.values, federation.reconstruction))
         self.digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
 
     @property
@@ -158,6 +172,12 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         return ", ".join(filter(None, (worker.problem for worker in self._workers)))
 
     @property
+    def status(self) -> str:
+        """Mean retained mass ρ of the averaged rows, e.g. "ρ 0.876"; "" before the first row."""
+        rows = self._metrics.ensemble_rows
+        return f"ρ {1.0 - self._metrics.ensemble_omitted / rows:.3f}" if rows else ""
+
+    @property
     def nodes(self) -> Mapping[str, bool]:
         """Worker name → whether the worker takes part."""
         return {worker.name: worker.takes_part for worker in self._workers}
@@ -205,20 +225,34 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
     def _average(self, pending: _EnsemblePass) -> list[Output]:
         """Average the workers' rows; return the logits of each work."""
         present = sorted(pending.rows)
+        weights = [self._workers[index].weight for index in present]
         outputs = []
         if any(work.rows for work in pending.works):
-            # [Σ rows, V]
-            p = aggregate(
-                [self._workers[index].weight for index in present],
-                [pending.rows[index] for index in present],
-                self._vocab,
-                self._federation.reconstruction,
+            answers = [pending.rows[index] for index in present]
+            scheme = self._federation.reconstruction
+            # [Σ rows, V]; all rows at once, or each row if workers choose K
+            p = np.concatenate(
+                [
+                    aggregate(weights, rows, self._vocab, scheme)
+                    for rows in zip(*answers, strict=True)
+                ]
             )
+            # [M, Σ rows], and [Σ rows]
+            retained = np.stack(
+                [np.concatenate([rows.retained_mass for rows in answer]) for answer in answers]
+            )
+            omitted = acceptance_bound(weights, retained)
+            if pending.number < FIRST_TRIAL:
+                names = [self._workers[index].name for index in present]
+                self._metrics.record_average(dict(zip(names, retained, strict=True)), omitted)
         end = 0
         for work in pending.works:
             begin, end = end, end + work.rows
-            logits = as_logits(p[begin:end], work.temperature) if work.rows else _NOTHING
-            outputs.append(Output(logits, _NOTHING))
+            if not work.rows:
+                outputs.append(Output(_NOTHING, _NOTHING))
+                continue
+            logits = as_logits(p[begin:end], work.temperature)
+            outputs.append(Output(logits, _NOTHING, omitted[begin:end]))
         return outputs
 
     def _log_changes(self, pending: _EnsemblePass) -> None:
@@ -263,4 +297,20 @@ def open_target(options: TargetOptions) -> FederatedTarget:
         target.close()
         raise
     target.fix_context()
+    if federation.reconstruction == "spread":
+        _warn_of_spread(target, federation, options.artifact)
     return target
+
+
+def _warn_of_spread(target: FederatedTarget, federation: Federation, artifact: Artifact) -> None:
+    """Measure and log the share of sampled tokens that ``spread`` chooses without a model."""
+    tokens = np.array(Tokenizer(artifact).encode(_SAMPLE)[: target.context], np.uint32)
+    omitted = try_pass(target, tokens, min(len(tokens), _SAMPLE_ROWS)).omitted
+    if omitted is not None and federation.top_k < artifact.manifest.vocab_size:
+        _log.warning(
+            'reconstruction "spread" gives all tokens that a worker does not send the same '
+            "probability: about %.2g %% of the tokens sampled at temperature 1 will be arbitrary, "
+            "more at higher temperatures and after such tokens; "
+            '"renormalise" samples none of them',
+            100.0 * float(omitted.mean()),
+        )

@@ -14,6 +14,7 @@ import msgspec
 from pilotfish.base.errors import ConfigError
 from pilotfish.base.reading import read_content, reading_file, without_bom
 from pilotfish.edge_runtime.targets.node_client import NodeAddress
+from pilotfish.speculation.ensemble import Scheme
 from pilotfish.wire.keys import read_public
 from pilotfish.wire.nodes import Ready
 
@@ -57,20 +58,43 @@ class NodePatience(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
 
 
+_TopK = Annotated[int, msgspec.Meta(ge=1, lt=2**24)]
+_RHO, _KEPT_LIMIT = 0.99, 4096  # defaults of rho and kept_limit under kept = "auto"
+
+
 class Federation(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of an ensemble of workers (specfed §II-III).
 
     late: policy for a late or lost worker: ``wait`` for the worker; ``drop`` the worker from the
     pass and renormalise the other weights; or ``fail`` the pass. kept: K, the number of tokens that
-    a worker sends per row. values: format of their probabilities. reconstruction: scheme that
-    rebuilds the probabilities of the other tokens.
+    a worker sends per row; ``auto``: as many as the retained mass ``rho`` needs, at most
+    ``kept_limit``. values: format of their probabilities. reconstruction: scheme that
+    rebuilds a worker's distribution: ``renormalise`` (5) gives the other tokens no probability;
+    ``spread`` (6) gives them equal shares, which the edge also samples.
     """
 
     worker: Annotated[list[WorkerEntry], msgspec.Meta(min_length=1, max_length=64)]
     late: Literal["wait", "drop", "fail"] = "wait"
-    kept: Annotated[int, msgspec.Meta(ge=1, lt=2**24)] = 64
+    kept: _TopK | Literal["auto"] = 64
+    rho: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)] | None = None
+    kept_limit: _TopK | None = None
     values: Literal["fp16", "fp32", "levels"] = "fp16"
-    reconstruction: Literal["spread", "renormalise"] = "spread"
+    reconstruction: Scheme = "renormalise"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kept != "auto" and (self.rho, self.kept_limit) != (None, None):
+            raise ValueError('rho and kept_limit can only be used together with kept = "auto"')
+
+    @property
+    def top_k(self) -> int:
+        """K; under ``auto`` its upper limit."""
+        return (self.kept_limit or _KEPT_LIMIT) if self.kept == "auto" else self.kept
+
+    @property
+    def mass(self) -> float:
+        """The retained mass that a worker's rows need; 0.0: K is fixed."""
+        return (self.rho or _RHO) if self.kept == "auto" else 0.0
 
 
 class Pipeline(NodePatience, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -31,7 +31,8 @@ from pilotfish.wire.keys import EdgeKeys
 
 _log = logging.getLogger("pilotfish.edge")
 
-_TRIAL_NUMBERS = count(2**62)  # numbers of trial passes
+FIRST_TRIAL = 2**62  # number of the first trial pass; other passes have smaller numbers
+_TRIAL_NUMBERS = count(FIRST_TRIAL)
 _FIRST_PASS_S = 600.0  # time limit (s) of a trial pass at the start
 _PAUSE_S = 0.2  # longest wait (s) for events in `Target.pause`
 _LOG_EVERY_S = 5.0  # interval (s) between log entries about missing nodes
@@ -126,6 +127,11 @@ class Target(ABC):
         return ""
 
     @property
+    def status(self) -> str:
+        """Figures of the target for the status line, in a few words; "" if there are none."""
+        return ""
+
+    @property
     def nodes(self) -> Mapping[str, bool]:
         """Node name → whether the node takes part now. Thread-safe."""
         return {}
@@ -169,10 +175,19 @@ class Target(ABC):
 def time_pass(target: Target, width: int) -> float:
     """Return the seconds of a pass over ``width`` tokens in the empty slot 0, with all rows."""
     tokens = np.zeros(width, np.uint32)
-    target.clear(0)
     begun_s = time.perf_counter()
-    target.run(next(_TRIAL_NUMBERS), [Work(0, tokens, width)])
+    try_pass(target, tokens, width)
     return time.perf_counter() - begun_s
+
+
+def try_pass(target: Target, tokens: NDArray[np.uint32], rows: int) -> Output:
+    """Run a pass at temperature 1 over these tokens [n] in the empty slot 0; return its output.
+
+    No session may have the slot.
+    """
+    target.clear(0)
+    (output,) = target.run(next(_TRIAL_NUMBERS), [Work(0, tokens, rows)])
+    return output
 
 
 def split_outputs(

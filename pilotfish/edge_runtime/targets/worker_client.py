@@ -23,15 +23,16 @@ from pilotfish.engines.contents import SlotContents
 from pilotfish.engines.engine import CHUNK, Work
 from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.ensemble import TopRows
-from pilotfish.wire.codecs.topk import decode_topk
+from pilotfish.wire.codecs.topk import decode_topk, decode_topk_each
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.nodes import Attach, Ready, Scored, Step
+from pilotfish.wire.nodes import Attach, AttachByMass, Ready, Scored, Step
 
 DEPTH = 2  # number of passes under way: one at the workers, one on its way to them
 _MOST_OPEN_STEPS = 2 * DEPTH  # upper limit of unanswered steps of a worker
 _CATCHING_UP = 2**61  # number of the first catch-up step; these steps belong to no pass
 # factor by which a row's smallest possible mass is multiplied, to allow for rounding
 _LEAST_MASS = 1.0 - 1e-3
+_MASS_TOLERANCE = 1e-5  # rounding error of a row's mass in each format
 _TRIAL_ROWS = 32  # number of rows in the largest trial pass at the start
 _TOKEN_BYTES = 16  # upper limit of an answer's bytes per top-K token, and per row in addition
 
@@ -148,8 +149,11 @@ class WorkerClient:
         """Return the number of tokens before a work's output rows that the worker lacks."""
         return len(_text(work)) - self._contents.find(work.slot, work.tokens, work.rows).tokens
 
-    def receive(self) -> Iterator[tuple[int, TopRows]]:
-        """Yield step number and rows of each answer; detach the worker if one is malformed."""
+    def receive(self) -> Iterator[tuple[int, list[TopRows]]]:
+        """Yield step number and rows of each answer; detach the worker if one is malformed.
+
+        The rows have the same K; if workers choose K, each is one of the list.
+        """
         for scored, frames in self._client.receive():
             if scored.incarnation != self._client.incarnation:
                 continue  # an earlier answer was malformed and detached the worker
@@ -174,13 +178,16 @@ class WorkerClient:
         if (ready := self._client.unattached) is not None:
             self.digest = self.digest or ready.digest
             federation = self._federation
-            self._client.attach(
-                Attach(
-                    incarnation=secrets.token_bytes(16),
-                    top_k=federation.kept,
-                    values=federation.values,
+            incarnation, values = secrets.token_bytes(16), federation.values
+            attach = Attach(incarnation=incarnation, top_k=federation.top_k, values=values)
+            if federation.mass:
+                attach = AttachByMass(
+                    incarnation=incarnation,
+                    top_k=federation.top_k,
+                    values=values,
+                    mass=federation.mass,
                 )
-            )
+            self._client.attach(attach)
 
     def record_event(self, what: str) -> None:
         """Count an event of this worker, for example "late", in the metrics."""
@@ -216,21 +223,28 @@ class WorkerClient:
         self._open_steps[number] = _OpenStep(now_s, sum(work.rows for work in works))
         self._metrics.node_bytes[self.name, "to"] += self._client.send(step, (tokens, parents))
 
-    def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> TopRows:
+    def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> list[TopRows]:
         """Decode an answer; raise `MalformedError` if no model can have computed it."""
         if scored.number != next(iter(self._open_steps), None):
             raise MalformedError(f"It answers step {scored.number}, which is not the next step.")
         if len(frames) != 1:
             raise MalformedError(f"An answer has 1 frame, not {len(frames)}.")
         due, vocab = self._open_steps[scored.number].rows, self._manifest.vocab_size
-        rows = decode_topk(frames[0], due, self._federation.kept, vocab)
+        most, mass = self._federation.top_k, self._federation.mass
+        if mass:
+            answers = decode_topk_each(frames[0], due, most, vocab)
+            lacking = mass - _MASS_TOLERANCE
+            if any(row.k < min(most, vocab) and row.retained_mass[0] < lacking for row in answers):
+                raise MalformedError("A row's probabilities have a smaller sum than was asked for.")
+        else:
+            answers = [decode_topk(frames[0], due, most, vocab)]
         # the K most probable of V tokens have a total probability of at least K/V
-        if due and rows.retained_mass.min() < _LEAST_MASS * rows.k / vocab:
+        if due and any(rows.retained_mass.min() < _LEAST_MASS * rows.k / vocab for rows in answers):
             raise MalformedError(
                 "The probabilities of a row have a smaller sum than the most "
                 "probable tokens can have."
             )
-        return rows
+        return answers
 
     def _check_fit(self, ready: Ready) -> str:
         """Return the reason why the worker's artifact, slots or context do not fit, or ""."""
@@ -259,4 +273,4 @@ def _text(work: Work) -> NDArray[np.integer[Any]]:
 def _answer_bytes(limits: EdgeLimits, federation: Federation, manifest: Manifest) -> int:
     """Return the upper limit of an answer's bytes: all sessions' windows, or a trial pass."""
     rows = max(limits.sessions * (limits.window + 1), _TRIAL_ROWS)
-    return MEBIBYTE + rows * (min(federation.kept, manifest.vocab_size) + 1) * _TOKEN_BYTES
+    return MEBIBYTE + rows * (min(federation.top_k, manifest.vocab_size) + 1) * _TOKEN_BYTES

@@ -21,6 +21,7 @@ bound. If each weight is wrong by a factor between 1/r and r, the shares' error 
 the weights of the lightest tokens are coarser.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -39,6 +40,7 @@ TOPK_FORMATS: Final = ("fp16", "fp32", "levels")  # default first; a format's in
 MAX_ERROR: Final = {"fp16": 2.45e-4, "fp32": 0.0, "levels": 0.0867}
 
 _HEAD: Final = 4  # bytes: one for form, tilt and the heights' parameter; three for K
+_LENGTH: Final = 4  # bytes of a row's length, if rows have different K
 _PEAK: Final = 2.0**15  # the weight of m in "fp16"
 _SUM_TOLERANCE: Final = 1e-3  # largest error of ρ, as in `dsd`; far above float32's rounding
 
@@ -112,6 +114,38 @@ def decode_topk(frame: Buffer, count: int, k: int, vocab_size: int) -> TopRows:
     return TopRows(ids, (weights * factors).astype(np.float32))
 
 
+def encode_topk_each(rows: Sequence[TopRows], vocab_size: int, form: str) -> bytes:
+    """Encode rows [1, K] that have different K: the length of each one's frame, u32, then these."""
+    frames = [encode_topk(row, vocab_size, form) for row in rows]
+    return np.array([len(frame) for frame in frames], "<u4").tobytes() + b"".join(frames)
+
+
+def decode_topk_each(frame: Buffer, count: int, most: int, vocab_size: int) -> list[TopRows]:
+    """Decode ``count`` rows [1, K], each with its own K of at most min(``most``, ``vocab_size``).
+
+    Raises `MalformedError` for an invalid frame.
+    """
+    begin = _LENGTH * count
+    if len(frame) < begin:
+        raise MalformedError("A frame of top-K rows ends within the lengths of its rows.")
+    lengths = np.frombuffer(frame, "<u4", count).tolist()
+    if begin + sum(lengths) != len(frame):
+        raise MalformedError("The lengths of top-K rows are not those of their frame.")
+    rows, most = [], min(most, vocab_size)
+    for length in lengths:
+        row, begin = frame[begin : begin + length], begin + length
+        k = _read_size(row) if length >= _HEAD else 0
+        if not 0 < k <= most:
+            raise MalformedError(f"A worker sent {k} tokens of a row; at most {most} are expected.")
+        rows.append(decode_topk(row, 1, k, vocab_size))
+    return rows
+
+
+def _read_size(frame: Buffer) -> int:
+    """Return K of a frame's rows."""
+    return int.from_bytes(frame[1:_HEAD], "little")
+
+
 def _has_bits(form: str, k: int, vocab_size: int) -> bool:
     """Return whether the frame has bit sections: some ids are missing, or levels are sent."""
     return k < vocab_size or form == "levels"
@@ -156,7 +190,7 @@ def _read_head(frame: Buffer, k: int, vocab_size: int) -> tuple[str, int, int]:
     coded = _has_bits(form, k, vocab_size)
     if not form or c > (form == "levels") * MAX_HEIGHT_PARAMETER or (tilt and not coded):
         raise MalformedError("The first byte of a frame of top-K rows has no defined meaning.")
-    sent = int.from_bytes(frame[1:_HEAD], "little")
+    sent = _read_size(frame)
     if sent != k:
         raise MalformedError(f"A worker sent {sent} tokens of each row; {k} are expected.")
     return form, tilt, c

@@ -18,7 +18,7 @@ from pilotfish.wire.protocols.decision_head import BoundDecisionHead
 from pilotfish.wire.protocols.dsd import Dsd
 from pilotfish.wire.protocols.dssd import Dssd
 from pilotfish.wire.protocols.greedy import Greedy
-from pilotfish.wire.protocols.options import ProtocolOptions, RoundCounter
+from pilotfish.wire.protocols.options import OMITTED_MASS, ProtocolOptions, RoundCounter
 from pilotfish.wire.protocols.protocol import (
     Decision,
     Draft,
@@ -37,6 +37,7 @@ PROTOCOL_REGISTRY: Final[dict[str, SpeculationProtocol[Any]]] = {}
 
 __all__ = [
     "LOCAL",
+    "OMITTED_MASS",
     "PROTOCOL_REGISTRY",
     "STREAM",
     "Ahead",
@@ -93,9 +94,9 @@ def option_types() -> tuple[type[ProtocolOptions], ...]:
 
 
 def counters() -> dict[str, RoundCounter]:
-    """Return the counters of all protocols, by name."""
+    """Return the counters that rounds can have, by name: the protocols', then an ensemble's."""
     every = (counter for protocol in PROTOCOL_REGISTRY.values() for counter in protocol.counters)
-    return {counter.name: counter for counter in every}
+    return {counter.name: counter for counter in (*every, OMITTED_MASS)}
 
 
 def counters_of(protocol: str) -> tuple[RoundCounter, ...]:

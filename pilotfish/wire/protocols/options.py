@@ -7,7 +7,7 @@ or a counter.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args, get_origin
 
 import msgspec
 
@@ -123,3 +123,13 @@ class RoundCounter:
     def metric(self) -> str:
         """The counter's Prometheus name, without the prefix."""
         return f"{self.name}_tokens" if self.counts_tokens else self.name
+
+
+# reported by a federation under every protocol, after the protocol's own counters
+OMITTED_MASS: Final = RoundCounter(
+    name="omitted_mass",
+    help="Upper bound of the change of acceptance by a federation's truncation (specfed (19)), "
+    "summed over the verified positions.",
+    unit="verified",
+    counts_tokens=False,
+)

@@ -37,7 +37,7 @@ from pilotfish.speculation.tree import Expansion, Tree, Walk, verify
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.ids import count_ids, decode_ids, encode_ids, id_bytes
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
-from pilotfish.wire.protocols.options import ProtocolOptions, RoundCounter
+from pilotfish.wire.protocols.options import OMITTED_MASS, ProtocolOptions, RoundCounter
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -309,6 +309,11 @@ class SpeculationProtocol(ABC, Generic[D]):
             raise MalformedError("The edge's verdict lacks the token that follows.")
         return decision.token
 
+    @property
+    def round_counters(self) -> tuple[RoundCounter, ...]:
+        """The counters of a round's notes in their order; only an ensemble reports the last."""
+        return (*self.counters, OMITTED_MASS)
+
     def check_notes(
         self, notes: Sequence[float], *, window: int, accepted: int
     ) -> dict[str, float]:
@@ -319,12 +324,14 @@ class SpeculationProtocol(ABC, Generic[D]):
         """
         if not (notes or self.counters):
             return {}
-        if len(notes) > len(self.counters):
+        # a target that is no ensemble reports only the protocol's own counters
+        reported = self.round_counters[: max(len(notes), len(self.counters))]
+        if len(notes) > len(reported):
             raise MalformedError(
                 f"The verdict has more notes than a round of {self.name} can have."
             )
         values = {}
-        for counter, value in zip(self.counters, (*notes, *[0] * len(self.counters)), strict=False):
+        for counter, value in zip(reported, (*notes, *[0] * len(reported)), strict=False):
             if not counter.is_valid(value, window, accepted):
                 raise MalformedError(
                     f"A window of {self.name} cannot have {value} as its {counter.name}."

@@ -286,4 +286,8 @@ def test_an_edge_over_a_liar(cast: Cast, tmp_path: Path, policy: str) -> None:
                     name = f'node_bytes_total{{direction="{direction}",node="{node}"}}'
                     assert figures[name] > 1000
             assert figures['node_compute_seconds_total{node="a"}'] > 0
+            rows = figures['node_rows_total{node="a"}']
+            assert rows == figures["ensemble_rows_total"]
+            assert 0.0 < figures['node_retained_mass_total{node="a"}'] < rows
+            assert 0.0 < figures["ensemble_omitted_mass_total"] < rows
             check_exposition(exposition(port))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pilotfish import Device
+from pilotfish.cli.summary import summary
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.protocols import SamplingParams
 from tests.conftest import VOCAB
@@ -28,7 +30,7 @@ SLOW = pytest.mark.slow
 
 FEDERATIONS = {
     "ab": ("ab", (), {"kept": 16}),
-    "unequal": ("ab", (0.7, 0.3), {"kept": 8, "values": "fp32", "reconstruction": "renormalise"}),
+    "unequal": ("ab", (0.7, 0.3), {"kept": 8, "values": "fp32", "reconstruction": "spread"}),
     "abc": ("abc", (1.0, 2.0, 3.0), {"kept": 12, "values": "levels"}),
     "whole": ("ab", (), {"kept": VOCAB, "values": "fp32"}),
 }  # fmt: skip
@@ -122,6 +124,24 @@ def test_a_prompt_of_several_chunks(pairing: Pairing) -> None:
         pairing.check(prompt, 30, protocol="coupled", window=4, seed=seed, temperature=1.0)
 
 
+@pytest.mark.parametrize("protocol", ["tslt", "tree"])
+def test_every_round_reports_the_mass_that_was_left_out(pairing: Pairing, protocol: str) -> None:
+    """Bound (19) of the verified positions, also in figures of answers."""
+    options = {"expansion": (2, 2, 1)} if protocol == "tree" else {"window": 3}
+    sampled = {"temperature": 1.0, "draft_temperature": 1.3, "seed": 3, "max_tokens": 30}
+    answer = pairing.device.generate(PROMPT, protocol=protocol, **options, **sampled)
+    text, total, verified = [*PROMPT, *answer.tokens], 0.0, 0
+    for round_ in answer.rounds:
+        bounds = [
+            pairing.ensemble.omitted(text[: round_.start + i]) for i in range(round_.verified)
+        ]
+        assert round_.notes == {"omitted_mass": pytest.approx(sum(bounds), abs=1e-3)}
+        total, verified = total + sum(bounds), verified + round_.verified
+    assert summary(answer)["omitted_mass"] == pytest.approx(total / verified, abs=1e-3)
+    if pairing.ensemble.omitted(PROMPT) > 1e-6:  # some tokens are left out
+        assert total > 0.1
+
+
 def test_several_devices_at_once(pairing: Pairing, cast: Cast) -> None:
     """Their windows share passes, or cross on their way to the workers."""
     answers: dict[int, list[int]] = {}
@@ -209,3 +229,26 @@ def test_sampled_answers_follow_the_ensembles_law(
         others = law(other)
         wrong = np.array([others.get(ids, 0.0) for ids in outcomes]) * ANSWERS
         assert p_value(counts, np.maximum(wrong, 1e-9)) < 1e-6
+
+
+# The coordinator's own drafter
+
+
+def test_the_coordinators_drafter_drafts_for_a_device_that_does_not(
+    cast: Cast, tmp_path: Path
+) -> None:
+    """One command: the workers verify what the edge drafts; the text is the ensemble's own."""
+    targets, options = [cast.a, cast.b], {"draft": cast.draft, "rate": 1e6}
+    ensemble, accepted = Ensemble(targets, kept=16), 0
+    with (
+        federation(tmp_path, targets, options=options, kept=16) as running,
+        Device(cast.draft, running.endpoint, threads=1) as device,
+    ):
+        for seed, temperature in enumerate((0.0, 1.0)):
+            shape = {"temperature": temperature, "seed": seed, "max_tokens": 60}
+            answer = device.generate(PROMPT, protocol="ahead", hints="edge", **shape)
+            law = SamplingParams(sampling=Sampling(temperature=temperature), seed=seed)
+            ensemble.assert_same(PROMPT, law, answer.tokens, ensemble.decode(PROMPT, 60, law))
+            assert not any(round_.source == "device" for round_ in answer.rounds)
+            accepted += answer.hints.get("edge", (0, 0))[1]
+    assert accepted > 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
@@ -17,9 +18,11 @@ import pytest
 from numpy.typing import NDArray
 
 from pilotfish.edge_runtime.targets import federated
-from pilotfish.edge_runtime.targets.target import Target
+from pilotfish.edge_runtime.targets.target import Target, time_pass
 from pilotfish.engines.engine import CHUNK, Work
 from pilotfish.engines.onnx_decoder import Output
+from pilotfish.speculation.ensemble import TopRows, acceptance_bound, top_rows
+from pilotfish.wire.codecs.topk import decode_topk_each, encode_topk_each
 from pilotfish.wire.nodes import Scored
 from tests.conftest import VOCAB
 from tests.support.averaging import Averaged, tokens_of
@@ -69,10 +72,14 @@ def journey(target: Target | Averaged) -> Iterator[NDArray[np.float32]]:
         ("ab", (1.0, 1.0), {"kept": VOCAB, "values": "fp32"}),
         ("abc", (0.5, 3.0, 0.2), {"kept": 999, "values": "fp32", "reconstruction": "renormalise"}),
         ("ab", (2.0, 1.0), {"kept": 16}),
+        ("ab", (2.0, 1.0), {"kept": 16, "reconstruction": "spread"}),
         ("abc", (1.0, 1.0, 1.0), {"kept": 5, "values": "levels", "reconstruction": "renormalise"}),
-        ("ba", (0.1, 0.9), {"kept": 1, "values": "fp32"}),
+        ("ba", (0.1, 0.9), {"kept": 1, "values": "fp32", "reconstruction": "spread"}),
         ("ab", (1.0, 1.0), {"kept": VOCAB, "values": "levels"}),
         ("a", (7.0,), {"kept": VOCAB, "values": "fp16"}),
+        ("ab", (2.0, 1.0), {"kept": "auto", "rho": 0.8, "values": "fp32"}),
+        ("ab", (2.0, 1.0), {"kept": "auto", "rho": 0.9, "kept_limit": 20, "values": "levels"}),
+        ("abc", (1.0, 2.0, 3.0), {"kept": "auto", "rho": 0.6, "reconstruction": "spread"}),
     ],
 )  # fmt: skip
 def test_the_output_is_the_average_bit_by_bit(
@@ -80,13 +87,16 @@ def test_the_output_is_the_average_bit_by_bit(
 ) -> None:
     """With K = V in fp32 that is Σ w p of the models as they are."""
     models = [getattr(cast, name) for name in names]
-    whole = settings["kept"] >= VOCAB and settings["values"] == "fp32"
+    auto = settings["kept"] == "auto"
+    whole = not auto and settings["kept"] >= VOCAB and settings["values"] == "fp32"
+    most = settings.get("kept_limit", VOCAB) if auto else settings["kept"]
     wanted = Averaged(
         models,
         weights,
-        None if whole else settings["kept"],
+        None if whole else most,
         settings.get("values", "fp16"),
-        settings.get("reconstruction", "spread"),
+        settings.get("reconstruction", "renormalise"),
+        settings["rho"] if auto else 0.0,
     )
     with ExitStack() as stack:
         workers = [stack.enter_context(WorkerThread(model)) for model in models]
@@ -257,3 +267,130 @@ def test_sent_and_received_bytes_are_counted(cast: Cast, tmp_path: Path) -> None
             assert held.metrics.node_events.total() == 0
             assert held.target.nodes == {"a": True, "b": True}
             assert held.target.problem == ""
+
+
+def test_retained_mass_and_its_bound_are_counted(cast: Cast, tmp_path: Path) -> None:
+    """Each pass's output has bound (19) of its rows; trial passes are not counted."""
+    tokens, weights = tokens_of(1, 20), (3.0, 1.0)
+    works = [Work(0, tokens, 5), Work(1, tokens[:9], 2, temperature=1.5), Work(2, tokens[:4], 0)]
+    models = [Averaged([model], [1.0]) for model in (cast.a, cast.b)]
+    masses = np.stack(
+        [
+            np.concatenate(
+                [
+                    top_rows(output.logits, work.temperature, 8).retained_mass
+                    for work, output in zip(works, model.targets[0].run(1, works), strict=True)
+                    if work.rows
+                ]
+            )
+            for model in models
+        ]
+    )
+    bounds = acceptance_bound(weights, masses)
+    with WorkerThread(cast.a) as worker_thread, WorkerThread(cast.b) as two:
+        listed = [("a", worker_thread.endpoint), ("b", two.endpoint)]
+        path = write_list(tmp_path / "w.toml", listed, weights, kept=8)
+        with opened(path, cast.a) as held:
+            time_pass(held.target, 4)
+            assert (held.metrics.ensemble_rows, held.target.status) == (0, "")
+            outputs = held.target.run(1, works)
+            each = [output.omitted for output in outputs if output.omitted is not None]
+            np.testing.assert_allclose(np.concatenate(each), bounds, atol=1e-6)
+            assert outputs[2].omitted is None
+            metrics = held.metrics
+            assert (metrics.ensemble_rows, metrics.node_rows) == (7, {"a": 7, "b": 7})
+            assert metrics.ensemble_omitted == pytest.approx(bounds.sum(), abs=1e-5)
+            for name, mass in zip("ab", masses, strict=True):
+                assert metrics.node_mass[name] == pytest.approx(mass.sum(), abs=1e-5)
+            assert held.target.status == f"ρ {1.0 - bounds.mean():.3f}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [({}, False), ({"reconstruction": "spread"}, True), ({"kept": VOCAB}, False)],
+)
+def test_spread_warns_of_its_arbitrary_tokens(
+    cast: Cast,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    settings: dict[str, Any],
+    warned: bool,
+) -> None:
+    with WorkerThread(cast.a) as worker_thread, WorkerThread(cast.b) as two:
+        listed = [("a", worker_thread.endpoint), ("b", two.endpoint)]
+        options = {"kept": 8, "reconstruction": "spread" if "kept" in settings else "renormalise"}
+        path = write_list(tmp_path / "w.toml", listed, **options | settings)
+        with opened(path, cast.a):
+            pass
+    warnings = [record.message for record in caplog.records if "arbitrary" in record.message]
+    assert len(warnings) == warned
+    if warned:
+        share = re.search(r"about ([0-9.]+) % of the tokens", warnings[0])
+        assert share is not None
+        assert 1.0 < float(share[1]) < 99.0
+
+
+def test_auto_holds_the_wanted_mass(cast: Cast, tmp_path: Path) -> None:
+    """With fewer bytes than the K of the flattest row takes for all rows."""
+    work = Work(0, tokens_of(1, 40), 30)
+    used = {}
+    with WorkerThread(cast.a) as worker_thread, WorkerThread(cast.b) as two:
+        listed = [("a", worker_thread.endpoint), ("b", two.endpoint)]
+        for top_k in ("auto", VOCAB - 1):
+            settings = {"rho": 0.9} if top_k == "auto" else {}
+            with opened(
+                write_list(tmp_path / "w.toml", listed, kept=top_k, **settings), cast.a
+            ) as held:
+                (output,) = held.target.run(1, [work])
+                metrics = held.metrics
+                used[top_k] = metrics.node_bytes["a", "from"]
+                for name in "ab":
+                    assert metrics.node_mass[name] / metrics.node_rows[name] >= 0.9 - 1e-4
+                assert output.omitted is not None
+                assert output.omitted.max() <= 0.1 + 1e-4
+    assert used["auto"] < 0.9 * used[VOCAB - 1]
+
+
+def anew(change: Callable[[list[TopRows]], list[TopRows]]) -> Callable[[bytes], bytes]:
+    """Change the rows of an answer to five rows."""
+
+    def spoil(frame: bytes) -> bytes:
+        return encode_topk_each(change(decode_topk_each(frame, 5, 30, VOCAB)), VOCAB, "fp16")
+
+    return spoil
+
+
+def row(k: int, mass: float) -> TopRows:
+    return TopRows(np.arange(k, dtype=np.uint32)[None], np.full((1, k), mass / k, np.float32))
+
+
+SPOILED: dict[str, Callable[[bytes], bytes]] = {
+    "a row less": anew(lambda rows: rows[:-1]),
+    "a row more": anew(lambda rows: [*rows, rows[0]]),
+    "too little mass": anew(lambda rows: [row(1, 0.4), *rows[1:]]),
+    "too many tokens": anew(lambda rows: [row(31, 1.0), *rows[1:]]),
+    "empty": lambda frame: b"",
+    "cut": lambda frame: frame[:-1],
+    "longer": lambda frame: frame + b"0",
+    "no head": lambda frame: bytes(20),
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_answers_without_the_wanted_mass_are_false(cast: Cast, tmp_path: Path, name: str) -> None:
+    def lies(message: msgspec.Struct, frames: Frames) -> Iterator[Said]:
+        yield (
+            message,
+            [SPOILED[name](frames[0])] if isinstance(message, Scored) else frames,
+        )
+
+    settings = {"kept": "auto", "rho": 0.9, "kept_limit": 30, "late": "drop", "late_s": 20.0}
+    work = Work(0, tokens_of(1, 20), 5)
+    with WorkerThread(cast.a) as worker_thread, WorkerThread(cast.b) as two:
+        listed = [("a", worker_thread.endpoint), ("b", two.endpoint)]
+        with opened(write_list(tmp_path / "w.toml", listed, **settings), cast.a) as held:
+            two.lies(lies)
+            (got,) = held.target.run(1, [work])
+            assert held.events("b")["lied"] == 1
+    alone = Averaged([cast.a], [1.0], 30, mass=0.9).run(1, [work])[0]
+    np.testing.assert_array_equal(got.logits, alone)

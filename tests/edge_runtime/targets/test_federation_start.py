@@ -60,6 +60,8 @@ def test_an_edge_waits_for_its_workers_and_says_for_which(
             assert systemd.await_("STATUS", "serving").endswith("0 passes")
             with Device(cast.draft, edge.await_endpoint(), threads=1) as device:
                 assert device.generate(PROMPT, protocol="greedy", max_tokens=5).tokens
+            info = systemd.await_("STATUS", "serving", since=len(systemd.received))
+            assert re.match(r"serving [^,:]+, ρ [01]\.\d{3}: ", info)
     finally:
         edge.kill()
 

@@ -186,8 +186,14 @@ def _spread_over(
 
 
 def _counter_share(counter: RoundCounter, rounds: Sequence[Round]) -> float | None:
-    """Compute a counter's share over the rounds of protocols that have this counter."""
-    return counter.share([round_ for round_ in rounds if counter in counters_of(round_.protocol)])
+    """Compute a counter's share over the rounds of protocols or ensembles that report it."""
+    return counter.share(
+        [
+            round_
+            for round_ in rounds
+            if counter in counters_of(round_.protocol) or counter.name in round_.notes
+        ]
+    )
 
 
 def _may_request_states(protocol: str) -> bool:
