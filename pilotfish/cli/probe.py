@@ -20,7 +20,7 @@ from pilotfish.cli.options import (
 )
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.link_group import connect
-from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
+from pilotfish.device_runtime.link.probing import PROBE_BYTES, measure_rates, ping
 from pilotfish.device_runtime.link.retry import CONNECT_S, SILENT_S
 from pilotfish.wire.link.state import LinkState, Reading
 
@@ -125,7 +125,7 @@ def _measure(link: EdgeLink, small: int, large: int) -> None:
         ping(link)
     for _ in range(large):
         try:
-            ping(link, PROBE_BYTES)
+            measure_rates(link)
         except EdgeLostError as error:
             raise EdgeLostError(
                 f"Large messages do not arrive: the edge answered small pings, but not a ping "

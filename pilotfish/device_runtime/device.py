@@ -19,7 +19,7 @@ from pilotfish.device_runtime.draft_source import DraftSource
 from pilotfish.device_runtime.link.connectivity import LinkStatus
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.link_group import LinkGroup, load_keys
-from pilotfish.device_runtime.link.probing import PROBE_BYTES, ping
+from pilotfish.device_runtime.link.probing import measure_rates, ping
 from pilotfish.device_runtime.link.retry import AWAY, CancelToken, OnLinkLoss, RetryPolicy
 from pilotfish.device_runtime.plan import Plan, plan
 from pilotfish.device_runtime.record import Generation, Piece, Round
@@ -442,7 +442,7 @@ class Device:
             self._cancel_token.reset()
             ping(self._link)
             if rates:
-                ping(self._link, PROBE_BYTES)
+                measure_rates(self._link)
             return self._link.state()
 
     @property

@@ -82,4 +82,5 @@ class Handshake:
             vocabulary_bytes=self.vocabulary_server.size,
             drafts=list(self.drafter_pass_times),
             chunks=True,
+            trains=True,
         )

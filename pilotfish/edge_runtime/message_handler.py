@@ -4,10 +4,12 @@ Every message gets a reply, except where the protocol has none. A fault in a cli
 a typed failure for this client only.
 """
 
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Final
 
 from pilotfish.base.errors import (
     AccessDeniedError,
@@ -44,6 +46,8 @@ from pilotfish.wire.protocols import Decision
 from pilotfish.wire.protocols.protocol import check_frame_count
 from pilotfish.wire.transfer import unpack
 from pilotfish.wire.transport import Envelope, check_size
+
+_PONG_BYTES: Final = 64  # bytes of a pong without its frame, at most
 
 
 class MessageHandler:
@@ -185,7 +189,9 @@ class MessageHandler:
             self._replies.refuse(envelope, message, error)
 
     def _dispatch(self, message: m.DeviceMessage, envelope: Envelope, received_ns: int) -> None:
-        while_draining = m.States | m.Ping | m.Hint | m.Cancel | m.Close | m.Chunk | m.More
+        while_draining = (
+            m.States | m.Ping | m.Train | m.Hint | m.Cancel | m.Close | m.Chunk | m.More
+        )
         if self._draining and not isinstance(message, while_draining):
             raise _draining_error()
         match message:
@@ -197,6 +203,8 @@ class MessageHandler:
                 self._starter.begin(message, envelope)
             case m.Ping():
                 self._ping(message, envelope, received_ns)
+            case m.Train():
+                self._train(message, envelope, received_ns)
             case m.Hello():
                 self._hello(message, envelope, received_ns)
             case m.Fetch():
@@ -288,6 +296,20 @@ class MessageHandler:
         self._metrics.pings += 1
         pong = m.Pong(nonce=ping.nonce, received_ns=received_ns, sent_ns=time.monotonic_ns())
         self._replies.send_cheap(envelope, pong, envelope.frames)
+
+    def _train(self, train: m.Train, envelope: Envelope, received_ns: int) -> None:
+        """Send a train's pongs; their bytes are charged like those of other cheap replies."""
+        if len(envelope.frames) > 1 or envelope.size > m.MAX_PROBE:
+            raise MalformedError(f"A train may have at most one frame and {m.MAX_PROBE} bytes.")
+        if train.bytes or train.pongs > 1:
+            self._replies.expect_room(envelope)
+        self._metrics.pings += 1
+        # random bytes, so that no link compresses them
+        frames = [(os.urandom(train.bytes),) if train.bytes else () for _ in range(train.pongs)]
+        for pong_frames in frames:
+            pong = m.Pong(nonce=train.nonce, received_ns=received_ns, sent_ns=time.monotonic_ns())
+            self._replies.send(envelope.client, pong, pong_frames)
+        self._replies.charge(envelope, train.pongs * (_PONG_BYTES + train.bytes))
 
     # Finished jobs
 

@@ -30,6 +30,8 @@ MAX_OPTIONS: Final = 32  # maximum number of options of a protocol
 MAX_NOTES: Final = 16  # maximum number of notes of a round
 MAX_HIDDEN: Final = 65536  # maximum width of a drafter's hidden states
 MAX_PROBE: Final = 256 * 1024  # maximum bytes of a ping
+MAX_TRAIN: Final = 16  # maximum pongs of a train
+MAX_TRAIN_BYTES: Final = 8 * 1024  # maximum bytes of a pong's frame in a train
 PART_BYTES: Final = 64 * 1024  # bytes of a vocabulary's part before compression
 MAX_LOGPROBS: Final = 20  # maximum number of likeliest tokens with log-probabilities, per position
 MAX_GRAMMAR: Final = 64 * 1024  # maximum bytes of a grammar
@@ -228,6 +230,18 @@ class Ping(Header, tag="ping", frozen=True):
     nonce: U63
 
 
+class Train(Header, tag="train", frozen=True):
+    """A request for ``pongs`` `Pong`s at once, each with ``bytes`` random bytes in a frame.
+
+    The train itself may have a frame, which no pong returns. Only an edge whose `Welcome` says
+    ``trains`` answers it.
+    """
+
+    nonce: U63
+    pongs: Annotated[int, msgspec.Meta(ge=1, le=MAX_TRAIN)]
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_TRAIN_BYTES)]  # 0: no frame
+
+
 class Fetch(Header, tag="fetch", frozen=True):
     """A request for a part of the target's vocabulary; ``part`` counts from 0."""
 
@@ -275,6 +289,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="w
     # pass times of the edge's own drafter, if it has one
     drafts: Annotated[list[PassTime], msgspec.Meta(max_length=64)] = []
     chunks: bool = False  # the edge accepts large messages in chunks
+    trains: bool = False  # the edge answers a `Train`
 
 
 class Ack(Header, tag="ack", frozen=True):
@@ -351,7 +366,7 @@ class Tokens(Header, tag="tokens", frozen=True):
 
 
 class Pong(Header, tag="pong", frozen=True):
-    """The answer to a `Ping`, with the ping's frame if it had one."""
+    """The answer to a `Ping`, with the ping's frame if it had one, or an answer to a `Train`."""
 
     nonce: U63
     received_ns: U63
@@ -379,7 +394,19 @@ class Failure(Header, tag="failure", frozen=True):
 
 
 DeviceMessage = (
-    Hello | Begin | Window | States | Pull | Hint | Cancel | Close | Ping | Fetch | Chunk | More
+    Hello
+    | Begin
+    | Window
+    | States
+    | Pull
+    | Hint
+    | Cancel
+    | Close
+    | Ping
+    | Train
+    | Fetch
+    | Chunk
+    | More
 )
 Reply = Welcome | Verdict | StatesRequest | Tokens | Pong | Part | Failure | Ack | Slice
 

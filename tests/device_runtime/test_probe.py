@@ -11,16 +11,19 @@ import time
 from collections.abc import Iterator
 from statistics import median
 
+import msgspec
 import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import TooLargeError
+from pilotfish.device_runtime.link.handshake_line import HandshakeLine
 from pilotfish.device_runtime.link.probing import PROBE_BYTES
 from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Probing
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
 from pilotfish.wire.link.meter import FRESH_S
+from pilotfish.wire.link.train import MAX_PROBE_BYTES
 from tests.conftest import Pair
 from tests.support.hostile import RawClient
 from tests.support.tiny import tiny_artifact
@@ -93,11 +96,12 @@ def test_rates_are_probed_only_where_they_matter(pair: Pair, road: Emulator) -> 
         )
         assert thin.probing == Probing()
         heavy = device.generate("abc", max_tokens=12, protocol="auto", temperature=1.0)
-        assert heavy.probing.pings == 1
-        assert PROBE_BYTES < heavy.probing.uplink_bytes < PROBE_BYTES + 60
+        assert heavy.probing.pings <= 2
+        assert PROBE_BYTES < heavy.probing.uplink_bytes < 1.02 * MAX_PROBE_BYTES
+        assert PROBE_BYTES < heavy.probing.downlink_bytes < 1.02 * MAX_PROBE_BYTES
         assert heavy.link is not None
         assert heavy.link.up is not None
-        assert heavy.link.down is not None
+        assert heavy.link.up.value == pytest.approx(8e6, rel=0.5)
         known = device.generate("abc", max_tokens=12, protocol="auto", temperature=1.0)
         assert known.probing == Probing()
 
@@ -108,12 +112,12 @@ def test_asked_for_rates_are_measured(far: Device) -> None:
     for _ in range(6):  # half a millisecond of scheduling is a fifth of the way down
         far.generate("abc", protocol="greedy", max_tokens=1, window=0)
         state = far.probe(rates=True)
-        assert state.up is not None
-        assert state.down is not None
-        ups.append(state.up.value)
-        downs.append(state.down.value)
+        ups += [state.up.value] if state.up is not None else []
+        downs += [state.down.value] if state.down is not None else []
+    # a busy machine reads messages late; then a rate is unknown
+    assert len(ups) >= 3
     assert median(ups) == pytest.approx(8e6, rel=0.15)
-    assert max(downs) == pytest.approx(40e6, rel=0.35)
+    assert all(bps == pytest.approx(40e6, rel=0.5) for bps in downs)
 
 
 @pytest.mark.timing
@@ -163,7 +167,7 @@ def test_the_command(road: Emulator) -> None:
     payload = json.loads(done.stdout)
     assert payload["link"]["rtt"]["value"] == pytest.approx(RTT_S, abs=0.01)
     assert payload["link"]["up"]["value"] == pytest.approx(8e6, rel=0.2)
-    assert payload["probing"]["pings"] == 13
+    assert payload["probing"]["pings"] in range(13, 17)  # 10 RTTs; 3 times one or two trains
     assert payload["probing"]["uplink_bytes"] > 3 * PROBE_BYTES
 
 
@@ -208,10 +212,51 @@ def test_rates_are_due_though_answers_come_slowly(pair: Pair, road: Emulator) ->
         device.generate("abc", protocol="greedy", max_tokens=8)
         time.sleep(FRESH_S + 0.1)
         answer = device.generate("abc", max_tokens=8, protocol=auto, temperature=1.0)
-        assert answer.probing.pings == 1
+        assert answer.probing.pings <= 2
         assert answer.probing.uplink_bytes > PROBE_BYTES
-        assert answer.link is not None
-        assert answer.link.up is not None
+
+
+@pytest.mark.parametrize(("pongs", "size"), [(1, 0), (16, 0), (3, 700), (16, 8192)])
+def test_a_train_is_answered_at_once(edge: EdgeServer, pongs: int, size: int) -> None:
+    with RawClient(edge.endpoint) as client:
+        client.say(m.Train(nonce=5, pongs=pongs, bytes=size), b"unreturned")
+        client.say(m.Ping(nonce=6))
+        frames_seen = set()
+        for _ in range(pongs):
+            reply, frames = client.receive_all()
+            assert isinstance(reply, m.Pong)
+            assert reply.nonce == 5
+            assert [len(frame) for frame in frames] == ([size] if size else [])
+            frames_seen |= {bytes(frame) for frame in frames}
+        assert len(frames_seen) == (pongs if size else 0)  # nothing that a link could compress
+        last, _ = client.receive_all()
+        assert isinstance(last, m.Pong)
+        assert last.nonce == 6
+
+
+@pytest.mark.parametrize("fields", [(1, 17, 0), (1, 0, 0), (1, 1, 8193), (1, 1, -1), (1, 1)])
+def test_a_train_is_bounded(edge: EdgeServer, fields: tuple[int, ...]) -> None:
+    with RawClient(edge.endpoint) as client:
+        client.send(msgspec.msgpack.encode(["train", *fields]))
+        client.fails("malformed")
+
+
+def test_an_edge_without_trains_gets_one_ping(pair: Pair, edge: EdgeServer, monkeypatch) -> None:
+    on_welcome = HandshakeLine.on_welcome
+
+    def on_older(line: HandshakeLine, welcome: m.Welcome) -> None:
+        on_welcome(line, msgspec.structs.replace(welcome, trains=False))
+
+    monkeypatch.setattr(HandshakeLine, "on_welcome", on_older)
+    with Device(pair.draft, edge.endpoint, threads=1) as device:
+        device.generate("abc", protocol="greedy", max_tokens=2)
+        before = device.generate("abc", protocol="greedy", max_tokens=2)
+        answer = device.generate(
+            "abc", max_tokens=4, protocol=Auto(among=["tslt", "dsd"]), temperature=1.0
+        )
+        assert before.probing == Probing()
+        assert answer.probing.pings == 1
+        assert PROBE_BYTES < answer.probing.uplink_bytes < PROBE_BYTES + 60
 
 
 def test_a_long_prompt_is_no_rate(long_pair: Pair) -> None:

@@ -25,7 +25,7 @@ TURNS = ("ab", "c 1", "true, ba")
 SPLIT: dict[str, Any] = {"protocol": "dssd", "seed": 12, "max_tokens": 5, "temperature": 1.0}
 DEVICES = {"plain": "_device", "across": "_across", "text": "_text"}  # attributes, by setup
 # Messages that are no part of a round: greeting, vocabulary, link, end of a session.
-ASIDE = {"hello", "welcome", "fetch", "part", "ping", "pong", "cancel", "close"}
+ASIDE = {"hello", "welcome", "fetch", "part", "ping", "train", "pong", "cancel", "close"}
 
 
 class Case(NamedTuple):

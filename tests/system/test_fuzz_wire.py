@@ -98,7 +98,7 @@ class Talk:
 
     def _aside(self) -> m.DeviceMessage:
         session, rng = self.session, self.rng
-        kind = rng.choice(["ping", "ping", "hello", "hello", "fetch", "cancel", "close"])
+        kind = rng.choice(["ping", "train", "hello", "hello", "fetch", "cancel", "close"])
         if kind == "hello":
             return m.Hello(
                 version=rng.choice([m.VERSION, m.VERSION + 1]), tokenizer="ab" * 32,
@@ -107,6 +107,8 @@ class Talk:
             )  # fmt: skip
         if kind == "fetch":
             return m.Fetch(vocabulary=self.vocabulary, part=rng.choice([0, 0, 1, 2**31 - 1]))
+        if kind == "train":
+            return m.Train(nonce=rng.getrandbits(60), pongs=1, bytes=rng.choice([0, 1, 700]))
         if kind == "cancel":
             return m.Cancel(session=session.id, generation=session.generation)
         if kind == "close":

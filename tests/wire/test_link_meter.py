@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pilotfish.wire.link.meter import FRESH_S, LARGE_BYTES, SMALL_BYTES, LinkMeter, Transit
 from pilotfish.wire.link.state import signal_dbm
-from pilotfish.wire.link.tcp import read_segments
+from pilotfish.wire.link.tcp import Segments, read_segments
 
 MS = 1_000_000
 
@@ -165,9 +165,16 @@ def test_a_rate_that_jitter_hides_is_not_taken_for_a_high_one() -> None:
             road.exchange()
         road.rtt_s = 0.02  # quicker than any so far: the way there takes no time beyond
         road.exchange(up=12_000)
-        up = road.meter.state().up
-        assert up is not None
-        assert up.value < 50e6
+        assert road.meter.state().up is None
+
+
+def test_after_one_rtt_only_a_transfer_that_exceeds_it_is_a_rate() -> None:
+    """One RTT does not tell the jitter: 12 kB at 172 Mbit/s take 0.6 of 20 ms."""
+    for up_bps, known in ((172e6, False), (50e6, False), (4e6, True)):
+        road = Road(LinkMeter(), 0.02, up_bps, 10e6)
+        road.exchange()
+        road.exchange(up=12_000)
+        assert (road.meter.state().up is not None) == known
 
 
 def test_what_was_sent_ahead_is_no_rate() -> None:
@@ -228,6 +235,34 @@ def test_a_connection_knows_its_segments() -> None:
             assert read_segments(near.fileno(), port + 1) is None  # another peer: not ours any more
             assert read_segments(server.fileno(), port) is None
     assert read_segments(10_000, port) is None
+
+
+def test_loss_is_that_of_the_last_seconds(monkeypatch) -> None:
+    meter, now_ns = LinkMeter(), [10**12]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns[0])
+
+    def loss(sent: int, again: int) -> float:
+        reading = meter.state(Segments(sent, again)).retransmitted
+        assert reading is not None
+        now_ns[0] += 10**9
+        return reading.value
+
+    assert loss(1000, 100) == 0.1  # since the connection began: nothing else is known
+    shares = [loss(1000 + 100 * second, 100) for second in range(1, 12)]
+    assert shares[-1] == 0.0  # the link has recovered
+    assert all(share < 0.1 for share in shares)
+    assert loss(2200, 200) == pytest.approx(100 / 500)  # 5 s
+    assert loss(10, 1) == 0.1  # another connection
+
+
+def test_few_segments_tell_the_loss_of_a_longer_time(monkeypatch) -> None:
+    meter, now_ns = LinkMeter(), [10**12]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns[0])
+    for second in range(20):
+        now_ns[0] += 10**9
+        reading = meter.state(Segments(100 + 2 * second, 10)).retransmitted
+    assert reading is not None
+    assert reading.samples >= 50
 
 
 WIRELESS = """\

@@ -148,7 +148,9 @@ FIELDS = st.lists(SCALARS | st.lists(SCALARS, max_size=3), max_size=11)
 
 
 @given(
-    st.sampled_from(["hello", "begin", "window", "states", "pull", "cancel", "ping", "fetch"]),
+    st.sampled_from(
+        ["hello", "begin", "window", "states", "pull", "cancel", "ping", "train", "fetch"]
+    ),
     FIELDS,
 )
 def test_any_fields_are_a_message_or_malformed(tag: str, rest: list[Any]) -> None:

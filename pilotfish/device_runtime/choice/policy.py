@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+from pilotfish.device_runtime.choice.costs import with_defaults
 from pilotfish.device_runtime.choice.evidence import Evidence
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Choice
@@ -30,10 +31,14 @@ class Policy(ABC):
 
 
 def describe_link(link: LinkState) -> str:
-    """Format RTT and rates for a log line."""
-    rtt = "RTT ?" if link.rtt is None else f"RTT {link.rtt.value * 1e3:.1f} ms"
+    """Format RTT and rates for a log line; an unknown value shows what it counts as."""
+    assumed = with_defaults(link)
+    rtt = f"RTT {'' if link.rtt else 'unknown, counted as '}{assumed.rtt_s * 1e3:.1f} ms"
     rates = [
-        f"{way} ?" if reading is None else f"{way} {reading.value * 1e-6:.3g} Mbit/s"
-        for way, reading in (("up", link.up), ("down", link.down))
+        f"{way} {'' if reading else 'unknown, counted as '}{bps * 1e-6:.3g} Mbit/s"
+        for way, reading, bps in (
+            ("up", link.up, assumed.up_bps),
+            ("down", link.down, assumed.down_bps),
+        )
     ]
     return ", ".join([rtt, *rates])

@@ -5,6 +5,7 @@ In:  replies with their sizes and times. Out: the stages of rounds, and the link
 """
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -45,6 +46,8 @@ class LinkEstimator:
         self._connection = 0  # number of the connection that the meter measures
         self._sent_bytes = 0  # bytes sent since the last measured reply
         self.echoes = True  # whether the edge returns the bytes of a ping
+        # connection and time (monotonic, s) of the last measurement of the rates
+        self._rates_tried = 0, 0.0
         self._lock = threading.Lock()
         self.probing = Probing()
 
@@ -67,8 +70,7 @@ class LinkEstimator:
         """Return the seconds of an exchange on the link, up and down; update the meter."""
         ahead, self._sent_bytes = max(0, self._sent_bytes - answer.uplink_bytes), 0
         with self._lock:
-            if self._connection != answer.connection:  # maybe another path and clock
-                self._meter, self._connection = LinkMeter(), answer.connection
+            self._follow(answer.connection)
             return self._meter.record_exchange(
                 up_bytes=answer.uplink_bytes,
                 down_bytes=answer.downlink_bytes,
@@ -80,6 +82,11 @@ class LinkEstimator:
                 held_ns=held_ns,
                 learn=not (answer.resent or answer.late or answer.stalled),
             )
+
+    def _follow(self, connection: int) -> None:
+        """Measure anew on a new connection: path and clock may be others."""
+        if self._connection != connection:
+            self._meter, self._connection = LinkMeter(), connection
 
     def timings(self, answer: TimedReply, times: Times, ready_ns: int) -> Timings:
         """Return the stages of an exchange; its encoding began at ``ready_ns``.
@@ -106,6 +113,32 @@ class LinkEstimator:
         self.measure(answer, edge_received_ns, held_ns)
         pings, up, down = self.probing
         self.probing = Probing(pings + 1, up + answer.uplink_bytes, down + answer.downlink_bytes)
+
+    def on_rates(
+        self,
+        connection: int,
+        up_bps: float | None,
+        down_bps: float | None,
+        cost: Probing,
+    ) -> None:
+        """Update the meter with the rates that trains measured; None: they measured no rate."""
+        self._sent_bytes = 0
+        with self._lock:
+            self._follow(connection)
+            self._meter.record_rates(up_bps, down_bps)
+        self.probing = Probing(*(old + new for old, new in zip(self.probing, cost, strict=True)))
+
+    def begin_rates(self, connection: int, fresh_s: float) -> tuple[bool, bool]:
+        """Begin a measurement of the rates, unless the last one on this connection is fresh.
+
+        Returns whether it begins, and whether it is the first on this connection.
+        """
+        tried_on, tried_s = self._rates_tried
+        is_first = tried_on != connection
+        begins = is_first or time.monotonic() - tried_s > fresh_s
+        if begins:
+            self._rates_tried = connection, time.monotonic()
+        return begins, is_first
 
     def on_transfer(self, *, up_bps: float | None = None, down_bps: float | None = None) -> None:
         """Update the meter with the rates at which the link carried a chunked message."""

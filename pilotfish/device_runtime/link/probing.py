@@ -1,14 +1,20 @@
-"""Measure the link with pings if recent messages do not suffice."""
+"""Measure the link with pings and trains if recent messages do not suffice."""
 
 import secrets
+from collections.abc import Callable, Sequence
 
+from pilotfish.base.errors import MalformedError, RateLimitedError
 from pilotfish.device_runtime.link.edge_link import EdgeLink
+from pilotfish.device_runtime.link.link_estimator import TimedReply
+from pilotfish.device_runtime.link.pending import SentRequest
+from pilotfish.device_runtime.record import Probing
 from pilotfish.wire.link.meter import FRESH_S
 from pilotfish.wire.link.state import Reading
-from pilotfish.wire.messages import Ping, Pong
+from pilotfish.wire.link.train import RateProbe
+from pilotfish.wire.messages import Ping, Pong, Reply, Train
 
 RATES_FRESH_S = 60.0
-PROBE_BYTES = 12_000  # fits TCP's first window, and is large enough to measure a rate
+PROBE_BYTES = 12_000  # bytes of a ping that measures rates at an older edge: TCP's first window
 _PINGS = 2  # maximum pings to measure one RTT
 
 
@@ -28,11 +34,97 @@ def ping(link: EdgeLink, size: int = 0) -> None:
     estimator.on_ping(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
 
 
-def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
-    """Update an unknown or old RTT and, with ``rates``, old rates; sends at most one ping.
+def measure_rates(link: EdgeLink, *, brief: bool = False) -> None:
+    """Measure the rates of both directions at once, by one or two trains each.
 
-    One ping measures either the RTT or the rates: old rates come first, unless the RTT is as old.
-    anew: always measure the RTT first, then old rates with another ping.
+    A rate that the trains cannot tell stays unknown. brief: send only the first, short train. An
+    older edge answers no trains: one large ping measures what it can.
+    """
+    link.await_handshake()
+    if not _takes_trains(link):
+        ping(link, PROBE_BYTES)
+        return
+    rtt = link.estimator.state(None).rtt
+    rtt_s = rtt.value if rtt is not None else 0.0
+    up, down, cost = RateProbe(), RateProbe(), Probing()
+    while up.sizes or down.sizes:
+        connection = link.connection
+        sent = _send_trains(link, up.sizes, down.sizes)
+        first = sent[0]
+        try:
+            returned = [link.wait(first, _is_pong(first)) for _ in down.sizes or (0,)]
+            answers = [link.wait(request, _is_pong(request)) for request in sent[1:]]
+        except RateLimitedError:  # the edge has no bytes left for this key: the rates stay unknown
+            break
+        everything = (*returned, *answers)
+        cost = Probing(
+            cost.pings + 1,
+            cost.uplink_bytes + sum(request.size for request in sent),
+            cost.downlink_bytes + sum(answer.downlink_bytes for answer in everything),
+        )
+        if any(
+            answer.resent or answer.stalled or answer.connection != connection
+            for answer in everything
+        ):
+            break
+        if down.sizes:
+            arrivals_s = [answer.received_ns * 1e-9 for answer in returned]
+            took_s = arrivals_s[-1] - first.sent_ns * 1e-9 - rtt_s
+            down.on_train(arrivals_s, took_s, may_repeat=not brief)
+        if up.sizes:
+            # the edge's clock; the request before the train arrived when the train began
+            begun_ns, *arrivals_ns = (_received_ns(answer) for answer in (returned[0], *answers))
+            arrivals_s = [(at - begun_ns) * 1e-9 for at in arrivals_ns]
+            up.on_train(arrivals_s, arrivals_s[-1], may_repeat=not brief)
+    link.estimator.on_rates(link.connection, up.rate_bps, down.rate_bps, cost)
+
+
+def _takes_trains(link: EdgeLink) -> bool:
+    """Whether the edge answers trains; without a handshake, try one of a single message."""
+    if link.welcome is not None:
+        return link.welcome.trains
+    try:
+        request = link.send(Train(nonce=secrets.randbits(63), pongs=1, bytes=0))
+        link.wait(request, _is_pong(request))
+    except MalformedError:
+        return False
+    return True
+
+
+def _send_trains(
+    link: EdgeLink, up_sizes: Sequence[int], down_sizes: Sequence[int]
+) -> list[SentRequest]:
+    """Request the train down, then send the train up; each message of it is a request, too."""
+    frames = [secrets.token_bytes(size) for size in up_sizes]  # random, so nothing compresses them
+    pongs, size = (len(down_sizes), down_sizes[0]) if down_sizes else (1, 0)
+    request = link.send(Train(nonce=secrets.randbits(63), pongs=pongs, bytes=size))
+    return [
+        request,
+        *(
+            link.send(Train(nonce=secrets.randbits(63), pongs=1, bytes=0), (frame,))
+            for frame in frames
+        ),
+    ]
+
+
+def _is_pong(request: SentRequest) -> Callable[[Reply], bool]:
+    """Return a function that tells the pongs of a train."""
+    train = request.message
+    assert isinstance(train, Train)
+    return lambda reply: isinstance(reply, Pong) and reply.nonce == train.nonce
+
+
+def _received_ns(answer: TimedReply) -> int:
+    assert isinstance(answer.reply, Pong)
+    return answer.reply.received_ns
+
+
+def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
+    """Update an unknown or old RTT and, with ``rates``, old rates.
+
+    Either the RTT or the rates are measured: old rates come first, unless the RTT is as old. anew:
+    always measure the RTT first, then old rates. The rates are tried at most once a minute and,
+    after the first time on a connection, briefly.
     """
     if anew:
         _measure_rtt(link)
@@ -40,8 +132,11 @@ def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
     readings = (state.up, state.down) if link.estimator.echoes else (state.up,)
     rates_due = rates and any(_is_older(rate, RATES_FRESH_S) for rate in readings)
     if rates_due and not _is_older(state.rtt, RATES_FRESH_S):
-        ping(link, PROBE_BYTES)
-    elif _is_older(state.rtt, FRESH_S):
+        begins, is_first = link.estimator.begin_rates(link.connection, RATES_FRESH_S)
+        if begins:
+            measure_rates(link, brief=not is_first)
+            return
+    if _is_older(state.rtt, FRESH_S):
         ping(link)
 
 

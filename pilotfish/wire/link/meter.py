@@ -7,9 +7,11 @@ downlink time.
 The sum of both times needs no common clock. To split it, the meter estimates the clocks' offset
 from the quickest small exchange, assuming that its uplink and downlink times were equal. Small
 messages measure the RTT. Large messages (≥ 10 kB) measure a rate: their bits, divided by their time
-beyond half an RTT. A value is the median of an answer's last few samples, so a single stall changes
-nothing, and a changed link shows soon. A sample far from both neighbours does not count, since
-device or edge may have been suspended; if the next sample confirms it, both count.
+beyond half an RTT, if that time is long compared with the differences between the RTTs. Trains of
+messages measure rates, too (`wire.link.train`). A value is the median of an answer's last few
+samples, so a single stall changes nothing, and a changed link shows soon. A sample far from both
+neighbours does not count, since device or edge may have been suspended; if the next sample confirms
+it, both count.
 """
 
 import time
@@ -27,7 +29,11 @@ LARGE_BYTES = 10_000
 FRESH_S = 2.0  # age (s) up to which a reading needs no ping
 _MEDIAN_OF = 5
 _MAX_SAMPLES = 16
+_FEW = 3  # fewer RTTs do not tell how much they vary
 _LEAST_TRANSFER_S = 20e-6  # resolution of the clocks (s)
+# losses are those of this time (ns), or of a longer one with enough segments
+_LOSS_NS, _LOSS_SEGMENTS = 5_000_000_000, 50
+_LOSS_STEP_NS = 500_000_000  # least time between two kept counts
 _DRIFT = 200e-6  # largest drift between two clocks (s/s)
 _STALLED, _STALL_S = 8.0, 0.25  # a stall exceeds its neighbours by this factor and by this time (s)
 
@@ -116,6 +122,39 @@ class _Samples:
         return Reading(value=median(recent), age_s=age_s, samples=len(recent))
 
 
+class _RecentLoss:
+    """The share of a connection's segments that were sent again in the last seconds.
+
+    The kernel only counts from the connection's beginning, so older counts are kept to subtract.
+    """
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[int, Segments]] = deque([(0, Segments(0, 0))])
+
+    def reading(self, segments: Segments, now_ns: int) -> Reading | None:
+        """Return the share since the latest count that is old enough; None: nothing was sent."""
+        counts = self._counts
+        if segments.sent < counts[-1][1].sent:  # another connection
+            counts.clear()
+            counts.append((0, Segments(0, 0)))
+        while len(counts) > 1 and self._is_base(counts[1], segments, now_ns):
+            counts.popleft()
+        base = counts[0][1]
+        if now_ns - counts[-1][0] >= _LOSS_STEP_NS:
+            counts.append((now_ns, segments))
+        sent = segments.sent - base.sent
+        if sent <= 0:
+            return None
+        again = max(0, segments.retransmitted - base.retransmitted)
+        return Reading(value=min(1.0, again / sent), age_s=0.0, samples=sent)
+
+    @staticmethod
+    def _is_base(count: tuple[int, Segments], segments: Segments, now_ns: int) -> bool:
+        """Whether enough time has passed and enough segments were sent since this count."""
+        at_ns, then = count
+        return now_ns - at_ns >= _LOSS_NS and segments.sent - then.sent >= _LOSS_SEGMENTS
+
+
 class LinkMeter:
     """A device's measurements of its link. Times are monotonic; ``edge_…``: on the edge's clock."""
 
@@ -124,6 +163,7 @@ class LinkMeter:
         self._quickest_ns, self._compared_ns = 2**62, 0
         self._rtt = _Samples(_is_slower)
         self._up, self._down = _Samples(_is_lower_rate), _Samples(_is_lower_rate)
+        self._loss = _RecentLoss()
 
     def record_exchange(
         self,
@@ -157,7 +197,7 @@ class LinkMeter:
         return transit
 
     def record_rates(self, up_bps: float | None, down_bps: float | None) -> None:
-        """Add rates that were measured by the acknowledgements of large transfers."""
+        """Add rates that trains measured, or the acknowledgements of large transfers."""
         now_ns = time.monotonic_ns()
         for bps, samples in ((up_bps, self._up), (down_bps, self._down)):
             if bps is not None:
@@ -176,11 +216,14 @@ class LinkMeter:
             return
         # half the smallest RTT, since larger RTTs contain waiting times
         way_s = min(rtts) / 2
-        # a shorter transfer time cannot be distinguished from jitter
-        least_s = max(_LEAST_TRANSFER_S, self._jitter_s() / 2)
+        # the error of the transfer time
+        several = self._rtt.values[-_MEDIAN_OF:]
+        error_s = (max(several) - min(several)) / 2 if len(several) >= _FEW else way_s / 2
+        error_s = max(_LEAST_TRANSFER_S, self._jitter_s() / 2, error_s)
         for size, took_s, samples in zip(sizes, transit, (self._up, self._down), strict=True):
-            if size >= LARGE_BYTES:
-                samples.add(now_ns, 8 * size / max(least_s, took_s - way_s))
+            # otherwise the rate may be wrong by more than a factor of 1.5
+            if size >= LARGE_BYTES and took_s - way_s >= 3 * error_s:
+                samples.add(now_ns, 8 * size / (took_s - way_s))
 
     def _jitter_s(self) -> float:
         steps = [abs(after - before) for before, after in pairwise(self._rtt.values)]
@@ -222,13 +265,7 @@ class LinkMeter:
             else None,
             up=self._up.reading(now_ns),
             down=self._down.reading(now_ns),
-            retransmitted=Reading(
-                value=min(1.0, segments.retransmitted / segments.sent),
-                age_s=0.0,
-                samples=segments.sent,
-            )
-            if segments is not None and segments.sent
-            else None,
+            retransmitted=self._loss.reading(segments, now_ns) if segments is not None else None,
             signal=Reading(value=signal_dbm, age_s=0.0, samples=1)
             if signal_dbm is not None
             else None,

@@ -19,8 +19,8 @@ class Reading:
 class LinkState:
     """The state of a device's link to its edge; None: never measured.
 
-    rtt, jitter: seconds. up, down: goodput in bit/s. retransmitted: share of the connection's TCP
-    segments that were sent again. signal: dBm, if there is a radio.
+    rtt, jitter: seconds. up, down: goodput in bit/s. retransmitted: share of the TCP segments
+    of the last seconds that were sent again. signal: dBm, if there is a radio.
     """
 
     rtt: Reading | None = None
