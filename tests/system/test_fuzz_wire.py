@@ -315,6 +315,7 @@ def test_the_seeds_of_the_fuzz_are_valid(pair: Pair) -> None:
         "Pull",
         "Hint",
         "Ping",
+        "Train",
         "Hello",
         "Fetch",
         "Cancel",
