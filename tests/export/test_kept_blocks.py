@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pilotfish.engines import runtime
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.manifest import Precision
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
@@ -201,3 +202,24 @@ def test_blocks_that_no_kernel_holds_are_refused_and_dequantised_otherwise(tmp_p
 
 def test_random_weights_say_nothing_of_blocks(tmp_path: Path) -> None:
     assert b"cost" not in tiny_artifact(tmp_path / "a", precision="int8").manifest.encode()
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+@pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q8_0])
+def test_all_dialects_have_the_same_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind, precision: Precision
+) -> None:
+    """Where a head is tied to its embedding, too, and whether or not blocks are kept."""
+    needs("opset24")
+    path = str(calm_gguf(tmp_path / "m.gguf", SIZES, kind, tie_word_embeddings=True))
+    results = [
+        logits(
+            exact(
+                export_model(path, tmp_path / each, precision=precision, dialect=each, check=False),
+                monkeypatch,
+            )
+        )
+        for each in ("contrib", "opset24", "tensorrt")
+    ]
+    for result in results[1:]:
+        assert np.abs(result - results[0]).max() < 1e-3 * results[0].std()
