@@ -158,9 +158,17 @@ def test_a_link_that_took_many_attempts_to_connect(
 
 
 def test_forgiven_tokens_under_protocols_without_a_head(liar: Liar) -> None:
+    """The only note that they have is a federation's omitted mass, at most 1 for each position."""
+    for notes in ([1, 1], [0, 1], [4]):
+        _, device = liar(scripted([lambda w, notes=notes: [verdict(w, accepted=2, notes=notes)]]))
+        with pytest.raises(MalformedError):
+            device.generate(PROMPT, protocol="greedy", window=4, max_tokens=3)
+
+
+def test_a_note_of_a_protocol_without_a_head_forgives_nothing(liar: Liar) -> None:
     _, device = liar(scripted([lambda w: [verdict(w, accepted=2, notes=[1])]]))
-    with pytest.raises(MalformedError):
-        device.generate(PROMPT, protocol="greedy", window=4, max_tokens=3)
+    answer = device.generate(PROMPT, protocol="greedy", window=4, max_tokens=3)
+    assert not answer.notes.get("forgiven")
 
 
 @pytest.mark.parametrize("protocol", ["auto", "greedy", "stream", Auto(lossy=True), FULL])
