@@ -51,22 +51,26 @@ def measure_rates(link: EdgeLink, *, brief: bool = False) -> None:
         connection = link.connection
         sent = _send_trains(link, up.sizes, down.sizes)
         first = sent[0]
+        awaited = [*(first for _ in down.sizes or (0,)), *sent[1:]]
+        answers = []
         try:
-            returned = [link.wait(first, _is_pong(first)) for _ in down.sizes or (0,)]
-            answers = [link.wait(request, _is_pong(request)) for request in sent[1:]]
+            for request in awaited:
+                answers.append(link.wait(request, _is_pong(request)))
+                if answers[-1].resent or answers[-1].connection != connection:
+                    break  # the other pongs may be lost, too: do not wait for each of them
         except RateLimitedError:  # the edge has no bytes left for this key: the rates stay unknown
             break
-        everything = (*returned, *answers)
         cost = Probing(
             cost.pings + 1,
             cost.uplink_bytes + sum(request.size for request in sent),
-            cost.downlink_bytes + sum(answer.downlink_bytes for answer in everything),
+            cost.downlink_bytes + sum(answer.downlink_bytes for answer in answers),
         )
         if any(
-            answer.resent or answer.stalled or answer.connection != connection
-            for answer in everything
+            answer.resent or answer.stalled or answer.connection != connection for answer in answers
         ):
             break
+        returned = answers[: len(awaited) - len(sent) + 1]
+        answers = answers[len(returned) :]
         if down.sizes:
             arrivals_s = [answer.received_ns * 1e-9 for answer in returned]
             took_s = arrivals_s[-1] - first.sent_ns * 1e-9 - rtt_s
