@@ -94,7 +94,7 @@ def _check_consistency(directory: Path, manifest: Manifest) -> None:
 
 
 def _mask_problem(manifest: Manifest) -> str | None:
-    """Return the contradiction in the fields of the mask token; None if there is none."""
+    """Return how the fields of the mask token contradict each other; None if they do not."""
     if (mask := manifest.mask_token) is None:
         return None if manifest.drafts_per_pass is None else "drafts_per_pass needs a mask_token"
     return None if mask < manifest.padded_vocab_size else "mask_token has no embedding"

@@ -43,7 +43,7 @@ def auto(**options: Any) -> Request:
         (auto(among=["wisv-full", "wisv-selective"], policy="threshold"), 0.0),
         (auto(among=["wisv-full", "adaptive"], policy="threshold"), 0.0),
         (auto(among=["wisv-full", "greedy"]), 0.0),
-        (auto(among=["greedy", "stream"]), 0.0),  # whoever names it wants it to be possible
+        (auto(among=["greedy", "stream"]), 0.0),  # only at 0 may greedy be chosen
         (auto(among=["stream", "local"]), 1.0),
         (auto(among=["greedy", "dsd"]), 1.0),
         (auto(policy="nothere"), 1.0),
@@ -98,7 +98,7 @@ UNSTATED = Request(protocol="auto", auto=THRESHOLD, temperature=None)
             0.0,
         ),
         (Request(protocol="auto", temperature=None), b', "pilotfish": {"protocol": "greedy"}', 0.0),
-        # the service's own temperature, set by whoever runs it, is the default of each request
+        # the service's --temperature is the default of each request
         (Request(protocol="auto", temperature=0.6), b', "pilotfish": {"protocol": "dsd"}', 0.6),
         (Request(protocol="auto", auto=THRESHOLD, temperature=0.6), b"", 0.6),
         (Request(protocol="coupled", temperature=0.0), b"", 0.0),

@@ -23,7 +23,7 @@ from tests.support.tiny import tiny_artifact
 
 ROWS = 8
 FLAT = {1: 1.0, ROWS: 1.0}  # times of passes: all drafts of a pass are worth their time
-TARGET_S = 0.5  # of the target's pass, which leaves time for few passes of the drafter
+TARGET_S = 0.5  # seconds of a target pass; the drafter has time for few passes
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ MODULE = "tensorrt_rtx_bindings"
 MISSING = "needs the extra `nvidia-builder`"
 SLOTS, CONTEXT = 2, 64
 
+# NVIDIA publishes the builder for few machines, so it is an extra; CI installs it
 needs_builder = pytest.mark.skipif(find_spec(MODULE) is None, reason=MISSING)
 
 

@@ -201,7 +201,7 @@ def crowd(peers: Peers) -> Iterator[Peers]:
     """Most of a friend's message has come when one of two strangers is cut for what they hold.
 
     Its connection has ended, and the memory has not been checked since. The friend's message comes
-    in the end, and nobody else is cut.
+    in the end, and no other peer is cut.
     """
     friend = peers.known()
     peers.other = peers.known()

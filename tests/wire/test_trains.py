@@ -1,4 +1,4 @@
-"""First readings of simulated links, and trains that nobody can read."""
+"""First readings of simulated links, and trains that tell no rate."""
 
 from __future__ import annotations
 

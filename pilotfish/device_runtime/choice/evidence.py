@@ -106,7 +106,7 @@ class Evidence:
         self._acceptance, self.edge_hints = Acceptance(prior), EdgeHints()
         self.forecast_errors = ForecastErrors()
         self._drafting, self._verifying = PassPace(), PassPace()
-        # of a drafter with a mask token, by protocol: ratio of measured to estimated drafting time
+        # protocol → ratio of measured to estimated drafting time of a drafter with a mask token
         self._masked_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
         self._overhead_s: dict[str, RecentValues] = defaultdict(RecentValues)  # encode + settle
         self._queue_s, self._interval_s = RecentValues(), RecentValues()
