@@ -21,6 +21,7 @@ from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.speculation.rows import Row
 from pilotfish.speculation.tree import Expansion, Tree, chain
 from pilotfish.wire.messages import Buffer, as_frame
+from pilotfish.wire.protocols.draws import sample_candidates, verify_window
 from pilotfish.wire.protocols.protocol import (
     Decision,
     Draft,
@@ -30,10 +31,8 @@ from pilotfish.wire.protocols.protocol import (
     RoundBytes,
     SamplingParams,
     SpeculationProtocol,
-    decode_window_ids,
-    sample_candidates,
-    verify_window,
 )
+from pilotfish.wire.protocols.window_checks import decode_window_ids
 
 _SUM_TOLERANCE = 1e-3  # largest error of Σq; a softmax's float32 rounding stays far below it
 
