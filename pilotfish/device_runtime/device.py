@@ -432,7 +432,7 @@ class Device:
         return self._pair.statistics.evidence
 
     def probe(self, *, rates: bool = False) -> LinkState:
-        """Measure the RTT of the link with a ping; rates: measure its rates, too (a larger ping).
+        """Measure the RTT of the link with a ping; rates: measure its rates, too, with trains.
 
         Waits for its turn, as `stream` does.
         """

@@ -24,7 +24,7 @@ from pilotfish.engines.backends import Binding, no_provider_error
 from pilotfish.engines.engine_errors import ArtifactError, ProviderError
 from pilotfish.engines.gpus import warn_of_idle_gpu
 from pilotfish.engines.passes import Pass, Run, fill_positions, fill_rows, fill_tokens
-from pilotfish.engines.runtime import open_session
+from pilotfish.engines.runtime import CPU, CUDA, open_session
 from pilotfish.engines.slots import Slots
 from pilotfish.engines.stage_range import StageRange
 
@@ -37,8 +37,8 @@ States = NDArray[np.float32]
 # ONNX Runtime's names of the providers that run stages, best first; None: not ONNX Runtime.
 PROVIDERS: Mapping[str, str | None] = {
     "tensorrt": None,
-    "cuda": "CUDAExecutionProvider",
-    "cpu": "CPUExecutionProvider",
+    "cuda": CUDA,
+    "cpu": CPU,
 }
 # Maximum magnitude of input states, by the stage's dtype. The sum of 32,768 squares of such numbers
 # still fits in float32: no norm overflows, which would leave NaN in the cache for good.

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW
-from pilotfish.engines.runtime import OPSET24_SINCE, open_session, runtime_version
+from pilotfish.engines.runtime import CPU, OPSET24_SINCE, open_session, runtime_version
 from pilotfish.export.dialects import DIALECTS, Dialect
 from pilotfish.export.dialects.weight_forms import WeightReader
 from pilotfish.export.graph import Dim, GraphWriter
@@ -33,7 +33,6 @@ from pilotfish.export.token_inputs import write_token_inputs
 from pilotfish.export.weight_sizes import LAYER
 from pilotfish.export.weights import EMBEDDING, HEAD, HEAD_BIAS, TOKEN_TABLE, weights
 
-CPU = "CPUExecutionProvider"
 STATES, NEXT = "states", "next_states"
 HEAD_BYTES = 32 << 20  # rows of the head that are read at a time
 PRODUCT = "product."  # begins the name of an output that is the input of a product
@@ -117,7 +116,6 @@ class Reference:
             return write
 
         values: dict[str, Floats] = {}  # values that later layers read
-
         graphs: list[tuple[ModelConfig, WeightReader, Callable[[Dialect], str]]] = [
             (tables.config, tables, embedding)
         ]

@@ -24,7 +24,7 @@ from pilotfish.engines.cudart import Cuda
 from pilotfish.engines.device_cache import DeviceCache, doubling_capacities
 from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.forks import keep_in_forks
-from pilotfish.engines.runtime import open_session
+from pilotfish.engines.runtime import CUDA, open_session
 
 FIRST_CAPACITY = 256
 
@@ -39,7 +39,7 @@ class CudaBackend(Backend):
         apart: whether a run needs separate buffers to read and to write.
     """
 
-    provider: ClassVar[str] = "CUDAExecutionProvider"
+    provider: ClassVar[str] = CUDA
     others: ClassVar[tuple[str, ...]] = ()
     device: ClassVar[str] = "cuda"
     apart: ClassVar[bool] = False

@@ -12,6 +12,7 @@ from typing import ClassVar
 from pilotfish.engines.backends.backend import Load, refuse_states
 from pilotfish.engines.backends.cuda import CudaBackend
 from pilotfish.engines.cache import cache_directory
+from pilotfish.engines.runtime import CUDA
 from pilotfish.engines.tensorrt.gates import BITS, check_form
 from pilotfish.engines.tensorrt.profiles import Profiles
 
@@ -20,7 +21,7 @@ class TensorRTProviderBackend(CudaBackend):
     """The backend for graphs in the forms that TensorRT takes."""
 
     provider: ClassVar[str] = "TensorrtExecutionProvider"
-    others: ClassVar[tuple[str, ...]] = ("CUDAExecutionProvider",)
+    others: ClassVar[tuple[str, ...]] = (CUDA,)
     apart: ClassVar[bool] = True
 
     def __init__(self, load: Load) -> None:

@@ -10,6 +10,7 @@ from pilotfish.engines.cudart import Cuda
 from pilotfish.engines.engine_errors import EngineError
 from pilotfish.engines.manifest import OPSET24, Manifest, Precision
 from pilotfish.engines.runtime import (
+    CPU,
     LINEAR_ATTENTION_SINCE,
     OPSET24_SINCE,
     runtime_version,
@@ -164,7 +165,7 @@ def _missing_provider(provider: str) -> str | None:
     import onnxruntime
 
     module, _, name = PROVIDERS[provider].partition(":")
-    wanted = getattr(getattr(import_module(module), name), "provider", "CPUExecutionProvider")
+    wanted = getattr(getattr(import_module(module), name), "provider", CPU)
     if wanted in onnxruntime.get_available_providers():
         return None
     return f"this onnxruntime is built without {wanted}: install onnxruntime-gpu in its place"

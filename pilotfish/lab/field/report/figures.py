@@ -28,7 +28,7 @@ from pilotfish.wire.protocols import (
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The results of one (protocol, window). Bytes are the sizes of the frames that ZeroMQ gets.
+    """The results of one configuration. Bytes are the sizes of the frames that ZeroMQ gets.
 
     comm_ms: T_comm, the mean ms of a steady round on the link, both ways. speedup: tokens/s divided
     by those of `stream` over the same link with the same sampling; None without such answers.
