@@ -118,6 +118,7 @@ def serve(
             # read the vocabulary before clients connect: its memory must not be charged to them
             vocabulary=reading.result(),
         )
+        stack.callback(handler.compiler.close)
         scheduler.over_budget = handler.over_budget
         gc.collect()
         gc.freeze()  # exempt the loaded objects from garbage collection, since they stay

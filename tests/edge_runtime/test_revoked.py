@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,11 @@ BOTH = {ALICE: "alice", BOB: "bob"}
 
 
 @pytest.fixture
-def edge(pair: Pair) -> SocketlessEdge:
-    """Of two places, both of which are bob's; alice is on the list, too."""
-    edge = SocketlessEdge(pair.target, sessions=2, sessions_per_client=2)
-    edge.service.apply_config(LIMITS, BOTH)
-    return edge
+def edge(pair: Pair) -> Iterator[SocketlessEdge]:
+    """An edge with two places, which one client may take; alice and bob are on its list."""
+    with SocketlessEdge(pair.target, sessions=2, sessions_per_client=2) as edge:
+        edge.service.apply_config(LIMITS, BOTH)
+        yield edge
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -282,10 +283,10 @@ def test_connections_without_end_are_not_all_remembered(clock: Clock) -> None:
 
 
 @pytest.fixture
-def edge(pair: Pair) -> Any:
-    edge = SocketlessEdge(pair.target, message_mib=1)
-    edge.start()
-    return edge
+def edge(pair: Pair) -> Iterator[SocketlessEdge]:
+    with SocketlessEdge(pair.target, message_mib=1) as edge:
+        edge.start()
+        yield edge
 
 
 def deliver(edge: SocketlessEdge, parts: list[bytes], client: bytes, owner: bytes = b"key") -> None:

@@ -104,7 +104,7 @@ class SocketlessEdge:
         return reply
 
     def close(self) -> None:
-        """End the target."""
+        """End the compiler of grammars."""
         self._working = False
         self.service.compiler.close()
 
