@@ -11,10 +11,12 @@ import onnxruntime.capi.onnxruntime_pybind11_state as native
 import pytest
 
 from pilotfish.engines import states
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.passes import check_all
 from pilotfish.engines.slots import Slots
 from pilotfish.engines.states import StateCache, StateStep
 from pilotfish.export.model import export_model
+from pilotfish.lab.selftest import providers
 from pilotfish.lab.selftest.check_artifacts import CheckArtifacts
 from pilotfish.lab.selftest.checks import CHECKS
 from pilotfish.lab.selftest.models import (
@@ -26,6 +28,7 @@ from pilotfish.lab.selftest.models import (
     Spoil,
     write_model,
 )
+from pilotfish.lab.selftest.providers import Variant
 from pilotfish.lab.selftest.worker import STAGES
 from tests.lab.selftest.test_faults import MIXTURES, differing, findings, job, shelf
 from tests.support import tensorrt_double
@@ -185,3 +188,13 @@ def test_a_provider_that_keeps_no_states_is_not_asked_to(
     (result,) = findings("tensorrt", job(shelf, "tensorrt", model)).values()
     assert (result["check"], result["status"]) == ("opening", "left out")
     assert "it runs on cpu" in result["reason"]
+
+
+def test_linear_attention_is_left_out_where_the_runtime_lacks_its_operator(
+    shelf: CheckArtifacts, monkeypatch: Patch
+) -> None:
+    """Also in contrib, whose other operators an older runtime has."""
+    monkeypatch.setattr(providers, "runtime_version", lambda: (1, 23))
+    for kind, reason in (("qwen3_5", "linear attention needs ONNX Runtime 1.31"), ("lfm2", None)):
+        manifest = Artifact.open(shelf.artifact(kind, Variant("contrib", "fp32"))).manifest
+        assert providers.why_unable("cpu", manifest) == reason
