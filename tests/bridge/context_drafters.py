@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from pilotfish.export.tokenizers.pretokenizers import GPT2, LLAMA3, PRETOKENIZERS, QWEN2
-from tests.support.tiny import tiny_tokenizer
+from tests.support.tiny_tokenizer import tiny_tokenizer
 from tests.support.vocabularies import (
     HERE,
     byte_level,

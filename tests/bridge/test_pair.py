@@ -13,7 +13,7 @@ from pilotfish.bridge import Pair, Prompt
 from pilotfish.engines.engine_errors import TemplateError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.tokenizers.gguf import GgufVocabulary
-from tests.support.tiny import tiny_tokenizer
+from tests.support.tiny_tokenizer import tiny_tokenizer
 from tests.support.vocabularies import sentencepiece_metadata
 
 OWN = [*"abdehlmorstwuy:", "Ġ", "Ċ", "he", "ll", "hell", "lo", "hello", "us", "er", "Ġw"]

@@ -1,88 +1,35 @@
-"""`/metrics` and `/status`: what is counted, what is absent, and what Prometheus says to it."""
+"""`/metrics`: what is counted, what is absent, and what Prometheus says to it."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import threading
-import time
 
 import pytest
 
 pytest.importorskip("prometheus_client", reason="needs the extra `serve`")
 
-from prometheus_client.parser import text_string_to_metric_families
 
 from pilotfish import Device
 from pilotfish.base.version import SOFTWARE
-from pilotfish.device_runtime.energy import Watch, rails
-from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
+from pilotfish.device_runtime.energy import rails
+from pilotfish.device_runtime.link.connectivity import Connectivity
 from pilotfish.device_runtime.record import (
     STAGES,
     Choice,
-    Generation,
     Probing,
     Recovery,
     Round,
-    Timings,
 )
 from pilotfish.device_runtime.service.service_metrics import ServiceMetrics
-from pilotfish.device_runtime.service.status import ServiceStatus, freshest
+from pilotfish.device_runtime.service.status import ServiceStatus
 from pilotfish.engines.language_model import Execution
-from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import names
 from tests.lab.test_host import sensor
-
-UP, DOWN = (
-    LinkStatus.from_state(state, "tcp://edge.example:7077", keys=True)
-    for state in (Connectivity.CONNECTED, Connectivity.KEY_REFUSED)
-)
-STATE = LinkState(
-    rtt=Reading(value=0.05, age_s=0.5, samples=5),
-    up=Reading(value=2e6, age_s=1.0, samples=3),
-    signal=Reading(value=-71.0, age_s=0.0, samples=1),
-)
-
-
-def a_round(protocol="greedy", window=4, accepted=2, tokens=3, **changes) -> Round:
-    return Round(
-        protocol=protocol,
-        start=7,
-        window=window,
-        nodes=window,
-        accepted=accepted,
-        tokens=list(range(tokens)),
-        uplink_bytes=100,
-        downlink_bytes=60,
-        timings=Timings(draft=0.02, encode=1e-4, uplink=0.01, verify=0.04, downlink=0.01),
-        **changes,
-    )
-
-
-def an_answer(rounds: list[Round], **changes) -> Generation:
-    tokens = [token for item in rounds for token in item.tokens]
-    facts = {
-        "protocol": rounds[0].protocol,
-        "prompt_tokens": 11,
-        "tokens": tokens,
-        "text": "",
-        "finish_reason": "stop",
-        "rounds": rounds,
-        "first_token_s": 0.2,
-        "total_s": 1.2,
-    }
-    return Generation(**{**facts, **changes})
-
-
-def samples(metrics: ServiceMetrics) -> dict[str, float]:
-    """Each sample's value, by its name and labels as one string: ``name{a="b"}``."""
-    results = {}
-    for family in text_string_to_metric_families(metrics.exposition().decode()):
-        for sample in family.samples:
-            labels = ",".join(f'{k}="{v}"' for k, v in sorted(sample.labels.items()))
-            results[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
-    return results
+from tests.support.known_rtt import know_rtt
+from tests.support.service_facts import DOWN, STATE, UP, a_round, an_answer, samples
 
 
 @pytest.fixture
@@ -146,7 +93,8 @@ def test_speculation_is_counted_under_vllms_names(metrics):
     assert "pilotfish_spec_decode_num_forgiven_tokens_total" + of not in result
 
 
-def test_what_a_decision_head_forgave_is_counted(metrics, status):
+def test_what_a_decision_head_forgave_is_counted(metrics):
+    status = ServiceStatus(drafter="tiny", lanes=2)
     for forgiven in (0, 2):
         item = a_round("wisv-full", accepted=3, tokens=4, notes={"forgiven": forgiven})
         metrics.add_round(item)
@@ -305,142 +253,15 @@ def test_how_the_drafter_is_run_is_told():
     metrics.close()
 
 
-# Energy
+def test_a_device_feeds_both(metrics, pair, edge):
+    status = ServiceStatus(drafter="tiny", lanes=2)
 
-
-def test_without_a_sensor_energy_is_absent(metrics):
-    text = metrics.exposition().decode()
-    assert "joules" not in text
-    assert "watts" not in text
-    assert ServiceStatus(drafter="d", lanes=1, energy=metrics.energy).snapshot()["energy"] is None
-
-
-def test_energy_is_counted_while_the_service_runs(tmp_path):
-    sensor(tmp_path, "1-0040", {1: ("VDD_IN", "5000", "2000")})
-    began = time.monotonic()
-    watch = Watch(rails(tmp_path), period_s=0.01).start()
-    time.sleep(0.5)
-    watch.close()
-    assert watch.joules == pytest.approx(10.0 * (time.monotonic() - began), rel=0.2)
-    assert watch.watts == pytest.approx(10.0)
-
-
-def test_energy_is_exposed_as_a_counter(tmp_path):
-    sensor(tmp_path, "1-0040", {1: ("VDD_IN", "5000", "2000")})
-    metrics = ServiceMetrics(rails(tmp_path))
-    awaited(lambda: metrics.energy.watts is not None)
-    result = samples(metrics)
-    assert result["pilotfish_power_watts"] == pytest.approx(10.0)
-    assert result['pilotfish_energy_joules_total{source="INA3221: VDD_IN"}'] >= 0
-    metrics.close()
-
-
-def test_a_sensor_that_fails_for_a_while_costs_only_that_while(tmp_path):
-    current = (
-        sensor(tmp_path, "1-0040", {1: ("VDD_IN", "5000", "2000")}) / "hwmon/hwmon1/curr1_input"
-    )
-    watch = Watch(rails(tmp_path), period_s=0.01).start()
-    awaited(lambda: watch.joules)
-    current.rename(current.with_name("away"))
-    awaited(lambda: watch.watts is None)
-    counted = watch.joules
-    time.sleep(0.3)
-    assert watch.joules == counted
-    current.with_name("away").rename(current)
-    awaited(lambda: watch.watts is not None)
-    awaited(lambda: watch.joules > counted)
-    # the gap of 0.3 s would have been 3 J
-    assert watch.joules < counted + 2.5
-    watch.close()
-
-
-def awaited(condition, within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-# Status
-
-
-@pytest.fixture
-def status():
-    return ServiceStatus(drafter="tiny", lanes=2)
-
-
-def test_a_new_service_knows_little_and_says_so(status):
-    payload = json.loads(json.dumps(status.snapshot()))
-    assert payload["link"]["up"] is None
-    assert payload["acceptance"] == {"recent": None, "total": None}
-    assert payload["rounds"] is payload["protocol"] is payload["last"] is payload["energy"] is None
-    assert payload["lanes"] == {"total": 2, "running": 0, "waiting": 0}
-
-
-def test_status_tells_of_the_link_since_when_and_how_old(status):
-    status.set_link(UP, STATE)
-    time.sleep(0.2)
-    status.set_link(DOWN, STATE)
-    time.sleep(0.1)
-    status.set_link(DOWN, STATE)
-    info = status.snapshot(edge="tcp://127.0.0.1:7077", target="big")
-    assert info["link"]["up"] is False
-    assert info["link"]["state"] == "refused: key"
-    assert "pilotfish keys allow" in info["link"]["remedy"]
-    assert 0.1 <= info["link"]["since_s"] < info["uptime_s"]
-    assert info["link"]["rtt"]["value"] == 0.05
-    assert info["link"]["rtt"]["age_s"] >= 0.5
-    assert info["link"]["goodput_up"]["value"] == 2e6
-    assert info["link"]["goodput_down"] is None
-    assert (info["edge"], info["target"]) == ("tcp://127.0.0.1:7077", "big")
-
-
-def test_of_several_connections_the_youngest_reading_of_each_kind_counts():
-    old, young = (Reading(value=value, age_s=age_s, samples=1) for value, age_s in ((1, 9), (2, 1)))
-    known = freshest([LinkState(rtt=old, up=young), None, LinkState(rtt=young, down=old)])
-    assert known == LinkState(rtt=young, up=young, down=old)
-    assert freshest([None, None]) is None
-
-
-def test_status_tells_acceptance_and_the_stages_of_the_newest_protocol(status):
-    for _ in range(100):
-        status.add_round(a_round(accepted=0, tokens=1))
-    for _ in range(64):
-        status.add_round(a_round(accepted=4, tokens=5))
-    info = status.snapshot()
-    assert info["acceptance"]["recent"] == 1.0
-    assert info["acceptance"]["total"] == pytest.approx(256 / (100 + 256))
-    assert info["rounds"]["count"] == 64
-    assert info["rounds"]["tokens"] == 5
-    assert info["rounds"]["stages_s"]["verify"] == 0.04
-    status.add_round(a_round("stream", window=0, accepted=0, tokens=1))
-    assert status.snapshot()["rounds"]["count"] == 1
-
-
-def test_status_tells_why_a_protocol_was_chosen_and_what_was_recovered(status):
-    choice = Choice(policy="model", protocol="greedy", window=3, token_s=0.02, reason="cheapest")
-    for i in range(40):
-        recoveries = [Recovery(at=i, lost_s=0.5, local_tokens=0)]
-        status.add_generation(an_answer([a_round()], choice=choice, recoveries=recoveries))
-    payload = json.loads(json.dumps(status.snapshot()))
-    assert payload["protocol"] == {
-        "name": "greedy",
-        "window": 3,
-        "policy": "model",
-        "reason": "cheapest",
-    }
-    assert payload["recoveries"]["count"] == 40
-    assert [item["at"] for item in payload["recoveries"]["recent"]] == list(range(24, 40))
-    assert payload["answers"] == 40
-    assert payload["last"]["tokens_per_s"] == pytest.approx(3 / 1.2)
-
-
-def test_a_device_feeds_both(metrics, status, pair, edge):
     def on_round(record: Round) -> None:
         metrics.add_round(record)
         status.add_round(record)
 
     with Device(pair.draft, edge.endpoint, threads=1, on_round=on_round) as device:
+        know_rtt(device)
         answer = device.generate([3, 1, 4], protocol="auto", max_tokens=12, seed=1)
         status.add_generation(answer)
         metrics.add_generation(answer)

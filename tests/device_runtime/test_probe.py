@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,16 +17,17 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import TooLargeError
+from pilotfish.device_runtime.link import probing
 from pilotfish.device_runtime.link.handshake_line import HandshakeLine
 from pilotfish.device_runtime.link.probing import PROBE_BYTES
 from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Probing
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
-from pilotfish.wire.link.meter import FRESH_S
 from pilotfish.wire.link.train import MAX_PROBE_BYTES
 from tests.conftest import Pair
 from tests.support.hostile import RawClient
+from tests.support.known_rtt import TRIES, know_rtt
 from tests.support.tiny import tiny_artifact
 
 RTT_S = 0.04
@@ -63,25 +65,40 @@ def test_a_fresh_passive_sample_needs_no_ping(far: Device) -> None:
 
 
 @pytest.mark.timing
-def test_a_stale_one_costs_one_ping_and_one_rtt(far: Device) -> None:
-    far.generate("abc", protocol="greedy", max_tokens=4)
-    time.sleep(FRESH_S + 0.1)
-    begun_s = time.monotonic()
-    answer = far.generate("abc", max_tokens=1, protocol="auto", window=0)
-    took_s = time.monotonic() - begun_s
-    pings, up, down = answer.probing
-    assert pings == 1
-    assert 0 < up < 60
-    assert 0 < down < 60
-    assert answer.link is not None
-    assert answer.link.rtt is not None
-    assert answer.link.rtt.age_s < took_s
-    # the ping and the one round, and time for the machine
-    assert took_s < 2 * RTT_S + 0.1
+def test_a_stale_one_costs_one_ping_and_one_rtt(
+    pair: Pair, edge: EdgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer costs one ping. A busy machine adds to its time, so the quickest of them counts.
+
+    If the machine suspends the device during a ping, the RTT stays unknown.
+    """
+    monkeypatch.setattr(probing, "FRESH_S", 0.0)  # every reading is stale
+    rtt_s, quickest_s = 0.3, math.inf
+    with (
+        Emulator(edge.endpoint, Conditions(rtt_s=rtt_s)) as link,
+        Device(pair.draft, link.endpoint, threads=1) as device,
+    ):
+        know_rtt(device)
+        for _ in range(TRIES):
+            begun_s = time.monotonic()
+            answer = device.generate("abc", max_tokens=1, protocol="auto", window=0)
+            took_s = time.monotonic() - begun_s
+            pings, up, down = answer.probing
+            assert pings == 1
+            assert 0 < up < 60
+            assert 0 < down < 60
+            assert answer.link is not None
+            if answer.link.rtt is not None and answer.link.rtt.age_s < took_s:
+                quickest_s = min(quickest_s, took_s)
+            if quickest_s < 2.7 * rtt_s:  # the ping and the one round, but no third exchange
+                return
+    pytest.fail(f"the quickest answer took {quickest_s} s")
 
 
-def test_a_fixed_protocol_is_never_held_up_by_a_ping(far: Device) -> None:
-    time.sleep(FRESH_S + 0.1)
+def test_a_fixed_protocol_is_never_held_up_by_a_ping(
+    far: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probing, "FRESH_S", 0.0)
     assert far.generate("abc", max_tokens=4, protocol="greedy").probing == Probing()
 
 
@@ -122,19 +139,27 @@ def test_asked_for_rates_are_measured(far: Device) -> None:
 
 @pytest.mark.timing
 def test_real_messages_tell_rates(pair: Pair, edge: EdgeServer) -> None:
-    """A window of 128 distributions of 72 tokens is 18 kB a message."""
+    """A window of 60 distributions of 72 tokens, with 4 bytes each, is 17 kB a message.
+
+    A busy machine reads messages late, which makes a link seem slower, never faster: so the
+    highest rate of some answers is the link's.
+    """
+    rates_bps = []
     with (
         Emulator(edge.endpoint, Conditions(rtt_s=0.01, up_bps=4e6, down_bps=40e6)) as link,
         Device(pair.draft, link.endpoint, threads=1) as device,
     ):
-        for seed in range(4):
+        for seed in range(TRIES):
+            know_rtt(device)
             device.generate(
                 "abc", max_tokens=120, protocol="dsd", window=60, temperature=1.0, seed=seed
             )
-        state = device.generate("abc", protocol="greedy", max_tokens=2).link
-        assert state is not None
-        assert state.up is not None
-        assert state.up.value == pytest.approx(4e6, rel=0.1)
+            state = device.generate("abc", protocol="greedy", max_tokens=2).link
+            assert state is not None
+            rates_bps += [] if state.up is None else [state.up.value]
+            if rates_bps and max(rates_bps) > 0.9 * 4e6:
+                break
+    assert max(rates_bps) == pytest.approx(4e6, rel=0.1)
 
 
 def test_a_ping_brings_back_what_it_carried(edge: EdgeServer) -> None:
@@ -186,13 +211,17 @@ def test_watching_ends_with_ctrl_c(edge: EdgeServer) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     ) as watching:  # fmt: skip
         assert watching.stdout is not None
-        lines = [watching.stdout.readline() for _ in range(4)]
+        heading = watching.stdout.readline()
+        for _ in range(TRIES):  # "-" if the machine held up the ping
+            rtt_ms = watching.stdout.readline().split()[0]
+            if rtt_ms != "-":
+                break
         watching.send_signal(2)
         _, info = watching.communicate(timeout=5)
         assert watching.returncode == 130
         assert info == "pilotfish: interrupted\n"
-    assert "RTT" in lines[0]
-    assert all(float(line.split()[0]) < 1000 for line in lines[1:])
+    assert "RTT" in heading
+    assert float(rtt_ms) < 1000
 
 
 @pytest.mark.parametrize(
@@ -205,12 +234,14 @@ def test_an_edge_that_cannot_be_probed(address: str, code: int) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_rates_are_due_though_answers_come_slowly(pair: Pair, road: Emulator) -> None:
+def test_rates_are_due_though_answers_come_slowly(
+    pair: Pair, road: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A person types for longer than an RTT stays fresh."""
     auto = Auto(among=["tslt", "dsd"])
     with Device(pair.draft, road.endpoint, threads=1) as device:
-        device.generate("abc", protocol="greedy", max_tokens=8)
-        time.sleep(FRESH_S + 0.1)
+        know_rtt(device)
+        monkeypatch.setattr(probing, "FRESH_S", 0.0)
         answer = device.generate("abc", max_tokens=8, protocol=auto, temperature=1.0)
         assert answer.probing.pings <= 2
         assert answer.probing.uplink_bytes > PROBE_BYTES
@@ -249,7 +280,7 @@ def test_an_edge_without_trains_gets_one_ping(pair: Pair, edge: EdgeServer, monk
 
     monkeypatch.setattr(HandshakeLine, "on_welcome", on_older)
     with Device(pair.draft, edge.endpoint, threads=1) as device:
-        device.generate("abc", protocol="greedy", max_tokens=2)
+        know_rtt(device)
         before = device.generate("abc", protocol="greedy", max_tokens=2)
         answer = device.generate(
             "abc", max_tokens=4, protocol=Auto(among=["tslt", "dsd"]), temperature=1.0

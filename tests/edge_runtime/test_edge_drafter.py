@@ -8,9 +8,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pilotfish.base.errors import PairMismatchError
 from pilotfish.drafting.model import SharedModel
 from pilotfish.edge_runtime.draft_cost import DraftCost as PassPrice
 from pilotfish.edge_runtime.edge_config import EdgeConfig, EdgeLimits
 from pilotfish.edge_runtime.edge_daemon import _start_drafter
-from pilotfish.edge_runtime.edge_drafter import EdgeDrafter, Trail, open_drafter
+from pilotfish.edge_runtime.edge_drafter import EdgeDrafter
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation_start import GenerationStarter
 from pilotfish.edge_runtime.sessions import Sessions
@@ -33,49 +31,23 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.contents import Held, SlotContents
 from pilotfish.engines.engine import Engine
 from pilotfish.engines.onnx_decoder import Decoder
-from pilotfish.speculation.distributions import Sampling
-from pilotfish.speculation.logits_options import LogitsOptions, LogitsProcessor
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.protocols import SamplingParams, choose
 from tests.conftest import VOCAB, Pair
+from tests.support.edge_drafting import (
+    FAR,
+    GREEDY,
+    PROMPT,
+    SAMPLED,
+    Price,
+    drafted,
+    drafting,
+    is_read,
+)
 from tests.support.examples import examples
 from tests.support.pass_counter import PassCounter
 from tests.support.prefill import prefill
 from tests.support.serving import eventually
-from tests.support.tiny import tiny_artifact
-
-GREEDY = SamplingParams(sampling=Sampling(), seed=0)
-SAMPLED = SamplingParams(sampling=Sampling(temperature=0.8), seed=5)
-PROMPT = np.arange(1, 40, dtype=np.uint32)
-FAR = 10_000
-
-
-class Price:
-    """What drafts cost; may be set at any time."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@contextmanager
-def drafting(
-    folder: Path,
-    price: Price | None = None,
-    slots: int = 4,
-    ends: tuple[int, ...] = (),
-    target_s: float = 0.0,
-) -> Iterator[EdgeDrafter]:
-    model = SharedModel(Engine(Decoder(folder, slots=slots, threads=1)))
-    neighbour = EdgeDrafter(model, price or Price(), ends, target_s=lambda: target_s)
-    neighbour.start()
-    try:
-        yield neighbour
-    finally:
-        neighbour.close()
-        assert not neighbour.is_alive()
 
 
 @pytest.fixture(scope="module")
@@ -94,20 +66,6 @@ def alone(pair: Pair) -> Callable[[np.ndarray, SamplingParams, int], list[int]]:
             row = prefill(decoder, 0, lines[-1:]).logits[0]
 
     return say
-
-
-def is_read(trail: Trail) -> bool:
-    """Whether the slot holds all of the text but its last token, and no draft is asked for."""
-    return trail.read_hash == trail.draft_ahead.text.hash
-
-
-def drafted(trail: Trail, count: int) -> list[int]:
-    """Wait for so many drafts."""
-    end_s = time.monotonic() + 30.0
-    while len(ids := trail.propose(count).ids) < count:
-        assert time.monotonic() < end_s
-        time.sleep(0.0005)
-    return list(ids)
 
 
 @pytest.mark.parametrize("law", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -389,63 +347,6 @@ def test_the_drafter_does_not_keep_the_interpreter(pair: Pair) -> None:
         assert _start_drafter(stack, with_drafter, manifest, PassPrice({1: 0.01}), EdgeMetrics())
         assert sys.getswitchinterval() <= 1e-3
     assert sys.getswitchinterval() == usual_s
-
-
-def test_a_drafter_with_a_cut_head_drafts_what_it_can_say(pair: Pair, tmp_path: Path) -> None:
-    values = np.array([*range(0, VOCAB - 1, 3), VOCAB - 1])
-    reply = tiny_artifact(tmp_path / "cut", vocab=VOCAB, seed=2, head_tokens=values.tolist())
-    whole = Decoder(tiny_artifact(tmp_path / "whole", vocab=VOCAB, seed=2), threads=1)
-    wanted = PROMPT
-    for _ in range(4):
-        whole.rollback(0, 0)
-        logits = prefill(whole, 0, wanted.astype(np.int64)).logits[0]
-        wanted = np.append(wanted, np.uint32(values[logits[values].argmax()]))
-    with drafting(reply.path) as neighbour:
-        trail = neighbour.follow(b"one", 0, PROMPT, GREEDY)
-        trail.set_requested_end(FAR)
-        assert drafted(trail, 4) == wanted[len(PROMPT) :].tolist()
-
-
-class Only:
-    """A grammar that allows one token, everywhere."""
-
-    def __init__(self, token: int) -> None:
-        self.token = token
-
-    def forbid(self, logits: Any, answer: Any, paths: Any) -> list[int]:
-        allowed = logits[:, self.token].copy()
-        logits[:] = -np.inf
-        logits[:, self.token] = allowed
-        return []
-
-    def forced(self, answer: Any, path: Any) -> list[int]:
-        return []
-
-
-def test_a_drafter_that_cannot_say_what_a_grammar_wants_rests(pair: Pair, tmp_path: Path) -> None:
-    values = [*range(0, VOCAB - 1, 3), VOCAB - 1]
-    cut = tiny_artifact(tmp_path / "cut", vocab=VOCAB, seed=2, head_tokens=values)
-    grammar = Only(4)  # not in the head
-    with drafting(cut.path) as neighbour:
-        processor = LogitsProcessor(LogitsOptions(), len(PROMPT), grammar)
-        trail = neighbour.follow(b"one", 0, PROMPT, GREEDY, processor)
-        trail.set_requested_end(FAR)
-        eventually(lambda: neighbour._metrics.drafter_passes)
-        time.sleep(0.1)
-        assert not trail.propose(FAR).ids
-        assert neighbour._metrics.drafter_passes == 1  # it does not try the same text again
-        grammar.token = 3
-        trail.record_tokens([4])
-        assert drafted(trail, 2) == [3, 3]
-
-
-def test_a_drafter_of_another_vocabulary_is_refused(pair: Pair, tmp_path: Path) -> None:
-    target = Artifact.open(pair.target).manifest
-    tiny_artifact(tmp_path / "other", vocab=96, seed=1)
-    config = EdgeConfig(target=pair.target, draft=pair.draft, limits=EdgeLimits(sessions=2))
-    assert open_drafter(config, target).engine.model.slots == 2
-    with pytest.raises(PairMismatchError, match="same family"):
-        open_drafter(replace(config, draft=tmp_path / "other"), target)
 
 
 def test_sessions_of_two_owners_have_different_keys_even_with_one_id() -> None:

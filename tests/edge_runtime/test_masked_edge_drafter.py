@@ -15,8 +15,8 @@ from pilotfish.engines.engine import Engine
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.passes import Pass
 from pilotfish.speculation.logits_options import LogitsOptions, LogitsProcessor
-from tests.edge_runtime.test_edge_drafter import FAR, GREEDY, PROMPT, SAMPLED, drafted
-from tests.edge_runtime.test_edge_drafter import drafting as drafting_alike
+from tests.support.edge_drafting import FAR, GREEDY, PROMPT, SAMPLED, drafted
+from tests.support.edge_drafting import drafting as drafting_alike
 from tests.support.pass_counter import PassCounter
 from tests.support.ring import MASK, ring_pair
 from tests.support.tiny import tiny_artifact

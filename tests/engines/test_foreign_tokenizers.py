@@ -15,7 +15,7 @@ from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.foreign import MAX_GROWTH, MAX_TOKENS, check_foreign
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
-from tests.support.tiny import EOS, tiny_tokenizer
+from tests.support.tiny_tokenizer import EOS, tiny_tokenizer
 from tests.support.tokenizer_strings import CODE, PROSE
 from tests.support.vocabularies import sentencepiece_metadata, smollm2
 

@@ -12,7 +12,7 @@ from pilotfish.bridge import Pair
 from pilotfish.engines.vocabulary import Vocabulary
 from tests.support.enumeration import Model
 from tests.support.rounds import PROMPT, draft_window
-from tests.support.tiny import tiny_tokenizer
+from tests.support.tiny_tokenizer import tiny_tokenizer
 
 # The drafter's and the target's tokens of each pair, without the end tokens, which all pairs share;
 # "nothing else" shares no others.

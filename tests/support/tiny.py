@@ -8,7 +8,6 @@ artifacts from a shell, FOLDER/draft and FOLDER/target:
 
 from __future__ import annotations
 
-import json
 import sys
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -40,8 +39,8 @@ from pilotfish.export.quantize import quantize
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.rotary import RopeBase, read_table
 from pilotfish.export.weights import TOKEN_TABLE, shapes
+from tests.support.tiny_tokenizer import EOS, tiny_tokenizer
 
-EOS = "<|end|>"
 TEMPLATE = (
     "{% for message in messages %}{{ message.role[0] }}{{ message.content }}{% endfor %}"
     "{% if add_generation_prompt %}a{% endif %}"
@@ -342,8 +341,8 @@ def tiny_artifact(
 ) -> Artifact:
     """Export a random model to `path`; `changes` are fields of its ModelConfig.
 
-    tokens: its vocabulary, instead of `vocab` tokens; `eos` comes after them. kept: the tokens that
-    its head is cut to.
+    tokens: its vocabulary, instead of `vocab` tokens; `eos` comes after them. head_tokens: the
+    tokens that its head is cut to.
     """
     if tokens is not None:
         vocab = len(tokens) + 1
@@ -360,83 +359,6 @@ def tiny_artifact(
     )
     reply = None if head_tokens is None else np.array(head_tokens, np.int64)
     return export_model(source, Path(path), precision=precision, dialect=dialect, head_tokens=reply)
-
-
-def tiny_tokenizer(vocab: int, wanted: Sequence[str] | None = None, eos: str = EOS) -> str:
-    """Make a byte-level BPE tokenizer.json of `vocab` tokens; the last one is EOS.
-
-    wanted: the other tokens, in GPT-2's characters; longer ones are merged in this order. By
-    default letters come first, then the other bytes, then pairs of letters. Bytes without a token
-    vanish when text is encoded.
-    """
-    if wanted is not None:
-        assert len({*wanted, eos}) == len(wanted) + 1, "a token is there twice"
-        return _tokenizer_json([*wanted], _merges(wanted), eos)
-    tokens = sorted(_byte_characters(), key=lambda char: (not char.isalpha(), char))[: vocab - 1]
-    merges = []
-    letters = [char for char in tokens if "a" <= char <= "z"]
-    for first in letters:
-        for second in letters:
-            if len(tokens) < vocab - 1:
-                tokens.append(first + second)
-                merges.append([first, second])
-    while len(tokens) < vocab - 1:
-        tokens.append(f"<{len(tokens)}>")
-    return _tokenizer_json(tokens, merges, eos)
-
-
-def _merges(tokens: Sequence[str]) -> list[list[str]]:
-    """Return the merge of each longer token: the first part is as long as possible."""
-    merges = []
-    for token in tokens:
-        splits = [[token[:at], token[at:]] for at in range(len(token) - 1, 0, -1)]
-        fitting = [split for split in splits if split[0] in tokens and split[1] in tokens]
-        assert fitting or len(token) == 1, f"{token} cannot be put together"
-        merges += fitting[:1]
-    return merges
-
-
-def _tokenizer_json(tokens: list[str], merges: list[list[str]], eos: str) -> str:
-    end = {
-        "id": len(tokens),
-        "content": eos,
-        "single_word": False,
-        "lstrip": False,
-        "rstrip": False,
-        "normalized": False,
-        "special": True,
-    }
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [end],
-            "normalizer": None,
-            "pre_tokenizer": {**byte_level, "use_regex": True},
-            "post_processor": None,
-            "decoder": {**byte_level, "use_regex": True},
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "vocab": {token: id for id, token in enumerate(tokens)},
-                "merges": merges,
-            },
-        }
-    )
-
-
-def _byte_characters() -> list[str]:
-    """Return GPT-2's character of each byte: printable Latin-1 as is, the others from 256 up."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte) for byte in printable] + [chr(256 + i) for i in range(len(others))]
 
 
 def tiny_pair(

@@ -15,24 +15,19 @@ from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.probing import ping, refresh
 from pilotfish.device_runtime.plan import Auto
 from pilotfish.device_runtime.record import Generation
-from pilotfish.emulation.emulator import Conditions, Emulator
+from pilotfish.emulation.emulator import Emulator
 from pilotfish.wire.link.meter import SMALL_BYTES
 from tests.conftest import Pair
 from tests.support import web
 from tests.support.hostile import PROMPT
 from tests.support.serving import Serving
+from tests.support.threshold_link import FAR_S, NEAR_S, TRIES, road
 from tests.system.test_auto import device_run
+
+__all__ = ["road"]  # a fixture
 
 FULL, SELECTIVE = "wisv-full", "wisv-selective"
 THRESHOLD = Auto(lossy=True, policy="threshold")
-NEAR_S, FAR_S = 0.002, 0.040
-TRIES = 8  # a machine with other work makes a short trip long now and then
-
-
-@pytest.fixture(scope="module")
-def road(edge: EdgeServer) -> Iterator[Emulator]:
-    with Emulator(edge.endpoint, Conditions(rtt_s=NEAR_S)) as link:
-        yield link
 
 
 @pytest.fixture(scope="module")
@@ -135,10 +130,13 @@ def test_a_ping_behind_unread_replies_is_sent_again(pair: Pair, edge: EdgeServer
         link.handshake()
         for _ in range(3):
             ping(link)
-        link.estimator.on_sent(2 * SMALL_BYTES)  # a prompt, of an answer that was given up
-        before = link.estimator.probing
-        refresh(link, rates=False, anew=True)
-        assert link.estimator.probing.since(before).pings == 2
+        for _ in range(TRIES):
+            link.estimator.on_sent(2 * SMALL_BYTES)  # a prompt, of an answer that was given up
+            before = link.estimator.probing
+            refresh(link, rates=False, anew=True)
+            assert link.estimator.probing.since(before).pings == 2
+            if link.estimator.rtt_is_new:  # the machine did not hold up the second one
+                break
         rtt = link.state().rtt
         assert rtt is not None
         assert rtt.samples == 1

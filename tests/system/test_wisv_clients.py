@@ -14,21 +14,16 @@ import openai
 import pytest
 
 from pilotfish import EdgeServer
-from pilotfish.emulation.emulator import Conditions, Emulator
+from pilotfish.emulation.emulator import Emulator
 from tests.conftest import Pair
 from tests.support.serving import Serving, serving
+from tests.support.threshold_link import FAR_S, NEAR_S, TRIES, road
+
+__all__ = ["road"]  # a fixture
 
 FULL, SELECTIVE = "wisv-full", "wisv-selective"
-NEAR_S, FAR_S = 0.002, 0.040
-TRIES = 8  # a machine with other work makes a short trip long now and then
 QUESTION: Any = [{"role": "user", "content": "once upon"}]
 WHOLE = {"window": 4, "threshold": 0.5}
-
-
-@pytest.fixture(scope="module")
-def road(edge: EdgeServer) -> Iterator[Emulator]:
-    with Emulator(edge.endpoint, Conditions(rtt_s=NEAR_S)) as link:
-        yield link
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +44,20 @@ def ask(client: openai.OpenAI, **extension: Any) -> tuple[str, dict[str, Any]]:
 
 
 def test_a_far_edge_gets_all_states_after_one_ping_each(headline: Serving, road: Emulator) -> None:
+    """A second ping follows only if the machine held up the first, so three of some have one."""
     road.set(rtt_s=FAR_S)
     client = headline.client()
     ask(client)  # the first request of a connection measures the rates, too
-    figures = [ask(client)[1] for _ in range(3)]
-    assert [each["protocol"] for each in figures] == [FULL] * 3
-    assert [each["pings"] for each in figures] == [1] * 3
-    assert all("RTT above 10 ms" in each["choice"] for each in figures)
+    pings = []
+    for _ in range(TRIES):
+        figures = ask(client)[1]
+        assert figures["protocol"] == FULL
+        assert "RTT above 10 ms" in figures["choice"]
+        pings.append(figures["pings"])
+        if pings.count(1) == 3:
+            break
+    assert pings.count(1) == 3
+    assert min(pings) == 1
 
 
 @pytest.mark.timing

@@ -27,7 +27,8 @@ from tests.support import web
 from tests.support.serving import Serving, chat, content_of, eventually, serving
 
 ENDLESS = 30_000  # tokens: minutes
-KEYS = {name: f"{name}-{'0123456789abcdef'}" for name in ("alice", "bob")}
+LONG = 800  # tokens: half a second or more
+KEYS = {name: f"{name}-{'0123456789abcdef'}" for name in ("alice", "bob", "carol")}
 
 
 @pytest.fixture(scope="module")
@@ -112,18 +113,21 @@ def test_a_flood_is_bounded_and_starves_no_client(service: Serving) -> None:
 
 
 def test_sixteen_answers_to_one_request_take_turns_with_others(service: Serving) -> None:
-    alice, bob = (service.client(KEYS[name]) for name in ("alice", "bob"))
-    greedy = threading.Thread(target=lambda: chat(bob, n=16, max_tokens=200))
-    greedy.start()
-    eventually(lambda: service.get("/health").json()["waiting"] >= 14)
-    with pytest.raises(openai.RateLimitError):
-        chat(bob)  # it has more than its share
-    for _ in range(3):
-        chat(alice, max_tokens=5)
-    left = service.get("/health").json()["waiting"]
-    assert left >= 8, "each of alice's waited for one of bob's, or two"
-    assert service.metric("pilotfish_num_requests_waiting", headers=bearer("bob")) >= 8
-    greedy.join(120)
+    """Carol holds the lane until all sixteen wait, and each of them takes half a second or more."""
+    alice, bob, carol = (service.client(KEYS[name]) for name in ("alice", "bob", "carol"))
+    running = stream(carol)
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": LONG, "n": 16}
+    with socket.create_connection(("127.0.0.1", service.port)) as sixteen:
+        sixteen.sendall(request(body, "bob"))
+        eventually(lambda: service.get("/health").json()["waiting"] == 16)
+        with pytest.raises(openai.RateLimitError):
+            chat(bob)  # it has more than its share
+        running.close()
+        for _ in range(3):
+            chat(alice, max_tokens=5)
+        left = service.get("/health").json()["waiting"]
+        assert left >= 8, "each of alice's waited for one of bob's, or two"
+        assert service.metric("pilotfish_num_requests_waiting", headers=bearer("bob")) >= 8
     eventually(lambda: free(service))
 
 

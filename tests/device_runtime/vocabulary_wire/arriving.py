@@ -20,7 +20,7 @@ from pilotfish.wire import messages as m
 from tests.conftest import PADDED_VOCAB, VOCAB, Pair
 from tests.device_runtime.test_bad_edge import Answer
 from tests.support.hostile import RawClient
-from tests.support.tiny import tiny_tokenizer
+from tests.support.tiny_tokenizer import tiny_tokenizer
 
 PARTS = 5
 FAILS_SOON = RetryPolicy(policy="fail", absent_s=2.2, silent_s=0.5)

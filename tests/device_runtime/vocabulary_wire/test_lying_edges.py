@@ -34,7 +34,7 @@ from tests.device_runtime.vocabulary_wire.arriving import (
     greeted,
     serving,
 )
-from tests.support.tiny import tiny_tokenizer
+from tests.support.tiny_tokenizer import tiny_tokenizer
 
 
 def test_the_liar_of_these_tests_can_be_honest(pair: Pair, liar, cache: Path) -> None:
