@@ -36,7 +36,7 @@ from pilotfish.wire.begin import read_begin
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.protocols import STREAM, SpeculationProtocol, get_protocol
-from pilotfish.wire.protocols.protocol import check_frame_count
+from pilotfish.wire.protocols.window_checks import check_frame_count
 from pilotfish.wire.transport import Envelope
 
 _MOST_HINTS = 8  # upper limit of hints that wait for a generation's grammar

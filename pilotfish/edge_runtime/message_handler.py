@@ -43,7 +43,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.wire import messages as m
 from pilotfish.wire.protocols import Decision
-from pilotfish.wire.protocols.protocol import check_frame_count
+from pilotfish.wire.protocols.window_checks import check_frame_count
 from pilotfish.wire.transfer import unpack
 from pilotfish.wire.transport import Envelope, check_size
 

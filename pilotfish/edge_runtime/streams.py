@@ -30,7 +30,8 @@ from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.ids import encode_ids
 from pilotfish.wire.protocols import Decision, choose
-from pilotfish.wire.protocols.protocol import Ids, check_frame_count
+from pilotfish.wire.protocols.protocol import Ids
+from pilotfish.wire.protocols.window_checks import check_frame_count
 from pilotfish.wire.transport import Envelope
 
 

@@ -19,9 +19,9 @@ from pilotfish.speculation.truncation import truncate
 from pilotfish.wire.codecs.counts import decode_counts
 from pilotfish.wire.protocols import Decision, DrawKey
 from pilotfish.wire.protocols.adaptive import Adaptive
+from pilotfish.wire.protocols.draws import coins, sample_candidates, sample_next
 from pilotfish.wire.protocols.dsd import Dsd
 from pilotfish.wire.protocols.dssd import P_BITS, Dssd
-from pilotfish.wire.protocols.protocol import coins, sample_candidates, sample_next
 from pilotfish.wire.protocols.tree import TokenTree
 from pilotfish.wire.protocols.tslt import Tslt
 from tests.support.enumeration import (

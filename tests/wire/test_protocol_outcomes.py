@@ -15,7 +15,7 @@ import pilotfish.drafting.window
 from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.speculation.distributions import Sampling
-from pilotfish.wire.protocols import PROTOCOL_REGISTRY, dssd, protocol
+from pilotfish.wire.protocols import PROTOCOL_REGISTRY, draws, dssd
 from pilotfish.wire.protocols.dssd import Dssd
 from tests.support.enumeration import (
     Ended,
@@ -64,8 +64,8 @@ def tell(patch, chance, p, vocab, bits):
     def read(count, *name, **rest):
         return np.array([Dither(chance, at_depth[i], bits) for i in range(count)], dtype=object)
 
-    patch.setattr(protocol, "sample", lambda w, words: chance.pick(w / w.sum(dtype=np.float64)))
-    patch.setattr(protocol, "uniforms", toss)
+    patch.setattr(draws, "sample", lambda w, words: chance.pick(w / w.sum(dtype=np.float64)))
+    patch.setattr(draws, "uniforms", toss)
     patch.setattr(dssd, "uniforms", read)
     patch.setattr(dssd, "P_BITS", bits)
 

@@ -19,8 +19,9 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.settings import setting
 from pilotfish.speculation.adaptive import HIGHEST_RATIO, Relaxation, verify
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
+from pilotfish.wire.protocols.draws import coins, sample_next
 from pilotfish.wire.protocols.options import ProtocolOptions, RoundCounter
-from pilotfish.wire.protocols.protocol import Decision, DrawKey, SamplingParams, coins, sample_next
+from pilotfish.wire.protocols.protocol import Decision, DrawKey, SamplingParams
 from pilotfish.wire.protocols.tslt import SparseDraft, Tslt
 
 # The default of requests and of the edge. The deviation per position, measured at temperature 1, is

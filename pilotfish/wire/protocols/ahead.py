@@ -28,12 +28,8 @@ from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
 from pilotfish.wire.protocols.coupled import Coupled
 from pilotfish.wire.protocols.options import ProtocolOptions
-from pilotfish.wire.protocols.protocol import (
-    Ids,
-    SamplingParams,
-    check_frame_count,
-    count_window_ids,
-)
+from pilotfish.wire.protocols.protocol import Ids, SamplingParams
+from pilotfish.wire.protocols.window_checks import check_frame_count, count_window_ids
 
 MOST_DRAFTS = 15  # maximum drafts in a pass: with the committed token, a TensorRT engine's 16 rows
 DEVICE, TEXT, EDGE = SOURCES = ("device", "text", "edge")  # sources of hints

@@ -25,6 +25,7 @@ from pilotfish.speculation.rows import Row
 from pilotfish.speculation.tree import Expansion, Tree, chain
 from pilotfish.wire.codecs.halves import HALF_ERROR, LARGEST_HALF, from_halves, halves
 from pilotfish.wire.messages import Buffer, as_frame
+from pilotfish.wire.protocols.draws import sample_candidates, verify_window
 from pilotfish.wire.protocols.options import ProtocolOptions
 from pilotfish.wire.protocols.protocol import (
     Decision,
@@ -35,10 +36,8 @@ from pilotfish.wire.protocols.protocol import (
     RoundBytes,
     SamplingParams,
     SpeculationProtocol,
-    decode_window_ids,
-    sample_candidates,
-    verify_window,
 )
+from pilotfish.wire.protocols.window_checks import decode_window_ids
 
 Distributions = NDArray[np.uint16 | np.float32]
 

@@ -28,6 +28,7 @@ from pilotfish.speculation.tree import Expansion, Tree, Walk
 from pilotfish.wire.codecs.counts import decode_counts, encode_counts
 from pilotfish.wire.codecs.ids import encode_ids, id_bytes
 from pilotfish.wire.messages import Buffer
+from pilotfish.wire.protocols.draws import coins, sample_candidates, sample_next
 from pilotfish.wire.protocols.protocol import (
     Decision,
     Draft,
@@ -38,12 +39,11 @@ from pilotfish.wire.protocols.protocol import (
     SamplingParams,
     SpeculationProtocol,
     TokenCounts,
+)
+from pilotfish.wire.protocols.window_checks import (
     check_frame_count,
-    coins,
     count_window_ids,
     decode_window_ids,
-    sample_candidates,
-    sample_next,
 )
 
 P_BITS = 16  # precision of P̃; fewer bits save bytes and lower the acceptance, not the law

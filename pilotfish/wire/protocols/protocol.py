@@ -18,26 +18,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.base.errors import (
-    BadDraftError,
-    MalformedError,
-    TooLargeError,
-    UnsupportedError,
-)
-from pilotfish.speculation.distributions import Floats, Sampling, probabilities
+from pilotfish.base.errors import MalformedError, UnsupportedError
+from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.speculation.logits_options import (
     NO_LOGITS_OPTIONS,
     Constraint,
     LogitsOptions,
     LogitsProcessor,
 )
-from pilotfish.speculation.randomness import Purpose, noise, sample, uniforms
-from pilotfish.speculation.rows import Row
-from pilotfish.speculation.tree import Expansion, Tree, Walk, verify
-from pilotfish.speculation.truncation import SparseRows
-from pilotfish.wire.codecs.ids import count_ids, decode_ids, encode_ids, id_bytes
-from pilotfish.wire.messages import MAX_WINDOW, Buffer
+from pilotfish.speculation.tree import Expansion, Tree
+from pilotfish.wire.codecs.ids import decode_ids, encode_ids, id_bytes
+from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols.options import OMITTED_MASS, ProtocolOptions, RoundCounter
+from pilotfish.wire.protocols.window_checks import check_frame_count, count_window_ids
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -377,102 +370,6 @@ class SpeculationProtocol(ABC, Generic[D]):
     ) -> Decision:
         """Decide by the frames of the device's `States`; raises a typed error."""
         raise MalformedError(f"The edge did not ask for hidden states: {self.name} sends none.")
-
-
-def sample_candidates(row: Row, params: SamplingParams, key: DrawKey) -> list[int]:
-    """Draw independent samples of q, one for each candidate."""
-    return [
-        row.token(
-            sample(
-                row.weights,
-                noise(
-                    len(row.weights),
-                    params.seed,
-                    Purpose.DRAFT,
-                    key.position,
-                    round_start=key.round_start,
-                    candidate=candidate,
-                ),
-            )
-        )
-        for candidate in key.candidates
-    ]
-
-
-def coins(count: int, params: SamplingParams, round_start: int) -> Callable[[int, float], bool]:
-    """Return a function that draws whether a window's candidate i is accepted, by probability."""
-    draws = uniforms(
-        count, params.seed, Purpose.ACCEPT, round_start, round_start=round_start
-    ).tolist()
-    return lambda candidate, probability: bool(draws[candidate] < probability)
-
-
-def sample_next(walk: Walk, params: SamplingParams, key: DrawKey) -> int:
-    """Sample the token after the accepted path, from residual or bonus; key: its draw's key."""
-    return sample(
-        walk.weights,
-        noise(
-            len(walk.weights),
-            params.seed,
-            Purpose.RESIDUAL if walk.rejected else Purpose.BONUS,
-            key.position,
-            round_start=key.round_start,
-        ),
-    )
-
-
-def verify_window(
-    draft: Draft,
-    candidates: Sequence[tuple[int, ...]],
-    q: Callable[[int], Row],
-    logits: Floats,
-    params: SamplingParams,
-    *,
-    round_start: int,
-) -> Decision:
-    """Decide with a known q: accept a path, then sample the residual or the bonus.
-
-    candidates: the candidates of each inner node. q: returns an inner node's distribution. logits:
-    [n + 1, V]; only the rows of the path are used.
-    """
-    walk = verify(
-        candidates,
-        draft.ids,
-        q,
-        lambda node: probabilities(logits[node : node + 1], params.sampling)[0],
-        coins(sum(map(len, candidates)), params, round_start),
-    )
-    key = DrawKey(round_start, len(draft.path(walk.node)))
-    return Decision(walk.node, sample_next(walk, params, key))
-
-
-def check_frame_count(frames: Sequence[Buffer], count: int) -> None:
-    """Raise `MalformedError` unless there are ``count`` frames."""
-    if len(frames) != count:
-        raise MalformedError(f"This message has {len(frames)} array frames; {count} are expected.")
-
-
-def check_candidates(q: SparseRows, rows: NDArray[np.int64], tokens: Ids) -> None:
-    """Raise `BadDraftError` if one of the tokens [n] cannot have been drawn from its row [n]."""
-    strange = tokens[~q.contains(rows, tokens)]
-    if len(strange):
-        raise BadDraftError(f"Token {strange[0]} cannot have been drawn: its q̂ is 0.")
-
-
-def count_window_ids(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> int:
-    """Count the ids in a frame; raises `TooLargeError` for many more than ``most``."""
-    if len(frame) > 3 * most:  # an id has 3 bytes at most
-        raise TooLargeError(f"A frame of ids has {len(frame)} bytes, more than any window needs.")
-    return count_ids(frame, vocab_size)
-
-
-def decode_window_ids(frame: Buffer, vocab_size: int, most: int = MAX_WINDOW + 1) -> Ids:
-    """Decode the ids of a frame; raises `TooLargeError` for many more than ``most``.
-
-    The number of ids also bounds the cost of decoding the window's other frames.
-    """
-    count_window_ids(frame, vocab_size, most)
-    return decode_ids(frame, vocab_size)
 
 
 class IdsOnlyProtocol(SpeculationProtocol[Draft]):

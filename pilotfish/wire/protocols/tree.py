@@ -26,6 +26,7 @@ from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.ids import encode_ids, id_bytes
 from pilotfish.wire.codecs.sparse import decode_sparse, encode_sparse, typical_bytes
 from pilotfish.wire.messages import MAX_WINDOW, Buffer
+from pilotfish.wire.protocols.draws import verify_window
 from pilotfish.wire.protocols.protocol import (
     VERDICT_BYTES,
     WINDOW_BYTES,
@@ -36,13 +37,14 @@ from pilotfish.wire.protocols.protocol import (
     RoundBytes,
     SamplingParams,
     TokenCounts,
+)
+from pilotfish.wire.protocols.truncated import TruncatedProtocol
+from pilotfish.wire.protocols.window_checks import (
     check_candidates,
     check_frame_count,
     count_window_ids,
     decode_window_ids,
-    verify_window,
 )
-from pilotfish.wire.protocols.truncated import TruncatedProtocol
 
 _MAX_CANDIDATES = MAX_WINDOW * MAX_WINDOW  # exceeds MAX_WINDOW: equal candidates share a node
 _BRANCHING = (2, 2)  # the first levels of the default expansion

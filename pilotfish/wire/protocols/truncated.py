@@ -11,13 +11,8 @@ from typing import TypeVar
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.speculation.truncation import SparseRows, truncate
 from pilotfish.wire.codecs.sparse import MAX_TOKENS
-from pilotfish.wire.protocols.protocol import (
-    Draft,
-    DrawKey,
-    SamplingParams,
-    SpeculationProtocol,
-    sample_candidates,
-)
+from pilotfish.wire.protocols.draws import sample_candidates
+from pilotfish.wire.protocols.protocol import Draft, DrawKey, SamplingParams, SpeculationProtocol
 
 D = TypeVar("D", bound=Draft)
 

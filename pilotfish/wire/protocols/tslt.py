@@ -20,6 +20,7 @@ from pilotfish.speculation.tree import Expansion, Tree, chain
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.sparse import decode_sparse, encode_sparse, typical_bytes
 from pilotfish.wire.messages import Buffer
+from pilotfish.wire.protocols.draws import verify_window
 from pilotfish.wire.protocols.protocol import (
     Decision,
     Draft,
@@ -27,11 +28,9 @@ from pilotfish.wire.protocols.protocol import (
     PairSizes,
     RoundBytes,
     SamplingParams,
-    check_candidates,
-    decode_window_ids,
-    verify_window,
 )
 from pilotfish.wire.protocols.truncated import TruncatedProtocol
+from pilotfish.wire.protocols.window_checks import check_candidates, decode_window_ids
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,8 @@ from pilotfish.wire.protocols.protocol import (
     RoundBytes,
     StatesNeeded,
     StatesReader,
-    decode_window_ids,
 )
+from pilotfish.wire.protocols.window_checks import decode_window_ids
 
 
 class WisvFull(JudgedProtocol):

@@ -36,9 +36,8 @@ from pilotfish.wire.protocols.protocol import (
     PairSizes,
     RoundBytes,
     StatesNeeded,
-    check_frame_count,
-    decode_window_ids,
 )
+from pilotfish.wire.protocols.window_checks import check_frame_count, decode_window_ids
 
 
 class WisvSelective(JudgedProtocol):
