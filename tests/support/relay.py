@@ -12,6 +12,8 @@ class Relay:
     pause_s: seconds of pause after each read.
     """
 
+    read_bytes = 65536  # maximum bytes of a read
+
     def __init__(self, target):
         self.pause_s = 0.0
         self.turn_to(target)
@@ -49,7 +51,7 @@ class Relay:
 
     def _pass_on(self, source, sink, read):
         try:
-            while data := source.recv(65536):
+            while data := source.recv(self.read_bytes):
                 if read is not None:
                     read(data)
                 sink.sendall(data)

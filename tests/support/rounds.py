@@ -23,6 +23,7 @@ from pilotfish.wire.protocols import (
     SpeculationProtocol,
 )
 from pilotfish.wire.protocols.adaptive import Adaptive, RelaxationOptions
+from pilotfish.wire.protocols.dsd import Dsd, DsdOptions
 from tests.support.enumeration import Model, law_of, target_law
 from tests.support.registered import LOSSLESS, serves
 
@@ -35,6 +36,7 @@ STRICT = Relaxation(tau=0.0, lambda1=1e6, lambda2=1.0, lambda3=0.0)  # no token 
 # follow the target's law; the tests of the laws take each entry like a protocol of its own.
 VARIANTS: dict[str, SpeculationProtocol[Any]] = {
     "adaptive": Adaptive(RelaxationOptions.from_relaxation(STRICT)),
+    "dsd fp32": Dsd(DsdOptions(format="fp32")),
 }
 # Every protocol by rounds whose output follows the target's law.
 EXACT = {name: PROTOCOL_REGISTRY[name] for name in LOSSLESS} | VARIANTS

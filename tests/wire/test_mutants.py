@@ -253,6 +253,7 @@ class FollowsByDraftNoise(Dsd):
     """Its last token repeats a race; ``back`` positions before it."""
 
     def __init__(self, back):
+        super().__init__()
         self.back = back
 
     def verify(self, draft, logits, law, *, round_start):

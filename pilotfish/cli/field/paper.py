@@ -1,55 +1,210 @@
-"""``pilotfish field paper``: a paper's closed forms as tables and plots."""
+"""``pilotfish field paper``: a paper's closed forms and its figures as measured here."""
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import msgspec
 from rich.console import Console
 
-from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.progress import ProgressDisplay
+from pilotfish.cli.export import default_pair
+from pilotfish.cli.options import Commands, int_between, json_option, write_json
 from pilotfish.lab.field.papers import PAPERS
+from pilotfish.lab.field.papers.figure import Bench, Figure, default_prompts
+from pilotfish.lab.field.papers.figure_file import FigureFile, shipped_figure
+from pilotfish.lab.field.papers.figure_run import measure_figure
+from pilotfish.lab.field.papers.paper import Paper
+from pilotfish.lab.field.papers.sheet import Sheet
+from pilotfish.lab.pairs import OpenPair
+from pilotfish.lab.prompts import read_prompts
 
 _EXAMPLE = """\
 example:
   pilotfish field paper dssd --out plots      tables here, pictures in plots/
   pilotfish field paper tslt --json -         every table as JSON, and nothing else
+  pilotfish field paper tslt figure4          only this figure, as measured for this version
+  pilotfish field paper tslt figure4 --run    measure it on this machine, beside the printed one
 """
+_RUN_ONLY = ("draft", "target", "prompts", "seed", "threads", "save")
 
 
 def add_to(actions: Commands) -> None:
     """Register the action."""
     paper = actions.add_parser(
         "paper",
-        help="show a paper's closed forms as tables and plots",
+        help="show a paper's closed forms, and measure its figures",
         description="Evaluates a paper's equations for its own parameters, and compares them with\n"
         "the numbers that the paper prints. Each constant is marked as the paper's, or as ours if\n"
-        "the paper has none.",
+        "the paper has none. Figures that can be measured are shown as measured for this version,\n"
+        "beside the printed numbers; --run measures them on this machine.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     paper.add_argument("paper", choices=PAPERS, metavar="PAPER", help=", ".join(PAPERS))
     paper.add_argument(
+        "figure", nargs="?", metavar="FIGURE", help="only this figure or table (default: all)"
+    )
+    paper.add_argument(
         "--out", type=Path, metavar="DIR", help="draw into DIR (extra 'field': needs matplotlib)"
     )
     json_option(paper)
+    _add_measuring(paper)
     paper.set_defaults(run=_run)
+
+
+def _add_measuring(paper: argparse.ArgumentParser) -> None:
+    group = paper.add_argument_group("measuring")
+    group.add_argument(
+        "--run",
+        action="store_true",
+        dest="measures",
+        help="measure FIGURE (default: each one in turn); after an interruption, the same command "
+        "continues",
+    )
+    note = "(default: the one of `pilotfish demo`, exported on first use)"
+    group.add_argument("--draft", type=Path, metavar="DIR", help=f"the drafter's artifact {note}")
+    group.add_argument("--target", type=Path, metavar="DIR", help=f"the target's artifact {note}")
+    group.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="prompts, one per line, or JSON lines with 'prompt' or 'question' "
+        f"(default: {len(default_prompts())} built-in prompts)",
+    )
+    group.add_argument(
+        "--seed", type=int_between(0), metavar="N", help="seed of the first prompt (default: 0)"
+    )
+    group.add_argument(
+        "--threads", type=int_between(1), metavar="N", help="CPU threads (default: one per core)"
+    )
+    group.add_argument(
+        "--save",
+        type=Path,
+        metavar="DIR",
+        help="folder for the measured rows, a file for each figure (default: this folder)",
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
     paper = PAPERS[args.paper]
+    figures = _chosen(args, paper)
+    if args.measures:
+        results = _measure(args, figures)
+    else:
+        _expect_no_measuring(args)
+        results = {figure.key: shipped_figure(args.paper, figure.key) for figure in figures}
+    measured = [_comparison(args.paper, figure, results[figure.key]) for figure in figures]
+    closed = [] if args.measures else [s for s in paper.sheets() if args.figure in (None, s.key)]
     if args.json:
-        write_json(args.json, paper.figures())
+        write_json(args.json, _as_json(paper, [*closed, *measured], results))
     if args.json != "-":
-        screen = Console(highlight=False)
-        screen.print(f"[bold]{paper.title}[/bold]\n")
-        for sheet in (paper.constants_sheet(), *paper.sheets()):
-            screen.print(f"[bold]{sheet.title}[/bold]", sheet.table(), sep="\n", end="")
-            if sheet.note:
-                screen.print(sheet.note, end="\n\n", markup=False)
-        for remark in paper.remarks:
-            screen.print(f"• {remark}", markup=False)
+        whole = args.figure is None and not args.measures
+        _show(paper, [*closed, *measured], whole=whole)
     if args.out:
         notes = Console(stderr=True, highlight=False)
         args.out.mkdir(parents=True, exist_ok=True)
         for picture in paper.draw(args.out):
             notes.print(f"drawn: {picture}", soft_wrap=True, markup=False)
     return 0
+
+
+def _chosen(args: argparse.Namespace, paper: Paper) -> Sequence[Figure]:
+    """Return the measurable figures that the command is about.
+
+    Raises `UnsupportedError`, which lists the figures, if FIGURE is not one of them.
+    """
+    measurable = [figure.key for figure in paper.measurable]
+    computed = [] if args.measures else [sheet.key for sheet in paper.sheets()]
+    known = list(dict.fromkeys([*computed, *measurable]))
+    if args.figure is not None and args.figure not in known:
+        kind = "measurable figure" if args.measures else "figure"
+        raise UnsupportedError(
+            f"{args.paper} has no {kind} {args.figure!r}, but {', '.join(known) or 'none'}."
+        )
+    if args.measures and not measurable:
+        raise UnsupportedError(f"No figure of {args.paper} can be measured.")
+    return [figure for figure in paper.measurable if args.figure in (None, figure.key)]
+
+
+def _expect_no_measuring(args: argparse.Namespace) -> None:
+    for name in _RUN_ONLY:
+        if getattr(args, name) is not None:
+            raise UnsupportedError(f"--{name} can only be used with --run.")
+
+
+def _measure(args: argparse.Namespace, figures: Sequence[Figure]) -> dict[str, FigureFile | None]:
+    """Measure the figures on this machine; return them by key."""
+    prompts = default_prompts() if args.prompts is None else read_prompts(args.prompts)
+    draft, target = args.draft, args.target
+    if draft is None or target is None:
+        default_draft, default_target = default_pair()
+        draft, target = draft or default_draft, target or default_target
+    results: dict[str, FigureFile | None] = {}
+    for figure in figures:
+        with ProgressDisplay() as display:
+            display.print_above(f"{figure.title}: about {figure.minutes:.0f} min on two cores")
+            bench = Bench(
+                pair=OpenPair(draft, target),
+                prompts=prompts,
+                seed=args.seed or 0,
+                threads=args.threads,
+                report=display.show,
+            )
+            results[figure.key] = measure_figure(
+                args.paper, figure, bench, args.save or Path(), _command(args, figure)
+            )
+    return results
+
+
+def _command(args: argparse.Namespace, figure: Figure) -> str:
+    """Return the command that repeats the measurement, with the names of files and no folders."""
+    words = ["pilotfish", "field", "paper", args.paper, figure.key, "--run"]
+    for name in ("draft", "target", "prompts"):
+        if (path := getattr(args, name)) is not None:
+            words += [f"--{name}", path.name]
+    for name in ("seed", "threads"):
+        if (value := getattr(args, name)) is not None:
+            words += [f"--{name}", str(value)]
+    return " ".join(words)
+
+
+def _comparison(paper: str, figure: Figure, result: FigureFile | None) -> Sheet:
+    """Make the table of a figure's measured rows beside the printed ones."""
+    if result is None:
+        source = f"Not measured yet: run `pilotfish field paper {paper} {figure.key} --run`."
+        return figure.comparison([], source)
+    return figure.comparison(result.rows, result.facts.sentences())
+
+
+def _as_json(
+    paper: Paper, sheets: Sequence[Sheet], results: dict[str, FigureFile | None]
+) -> dict[str, Any]:
+    """Return constants, tables, remarks, and the facts of each measured figure.
+
+    A table's rows are under its key.
+    """
+    tables = {sheet.key: [dict(row) for row in sheet.rows] for sheet in sheets}
+    facts = {key: result.facts for key, result in results.items() if result is not None}
+    return {
+        "paper": paper.title,
+        "constants": [asdict(constant) for constant in paper.constants],
+        **tables,
+        "measurements": msgspec.to_builtins(facts),
+        "remarks": list(paper.remarks),
+    }
+
+
+def _show(paper: Paper, sheets: Sequence[Sheet], *, whole: bool) -> None:
+    """Print the tables; whole: also the constants and the remarks."""
+    screen = Console(highlight=False)
+    screen.print(f"[bold]{paper.title}[/bold]\n")
+    for sheet in (*([paper.constants_sheet()] if whole else []), *sheets):
+        screen.print(f"[bold]{sheet.title}[/bold]", sheet.table(), sep="\n", end="")
+        if sheet.note:
+            screen.print(sheet.note, end="\n\n", markup=False)
+    for remark in paper.remarks if whole else ():
+        screen.print(f"• {remark}", markup=False)

@@ -50,27 +50,18 @@ def measure_rates(link: EdgeLink, *, brief: bool = False) -> None:
     while up.sizes or down.sizes:
         connection = link.connection
         sent = _send_trains(link, up.sizes, down.sizes)
-        first = sent[0]
-        awaited = [*(first for _ in down.sizes or (0,)), *sent[1:]]
-        answers = []
-        try:
-            for request in awaited:
-                answers.append(link.wait(request, _is_pong(request)))
-                if answers[-1].resent or answers[-1].connection != connection:
-                    break  # the other pongs may be lost, too: do not wait for each of them
-        except RateLimitedError:  # the edge has no bytes left for this key: the rates stay unknown
-            break
+        first, pongs = sent[0], max(1, len(down.sizes))
+        answers = _answers(link, [*(first for _ in range(pongs)), *sent[1:]])
         cost = Probing(
             cost.pings + 1,
             cost.uplink_bytes + sum(request.size for request in sent),
             cost.downlink_bytes + sum(answer.downlink_bytes for answer in answers),
         )
-        if any(
+        if len(answers) < pongs + len(sent) - 1 or any(
             answer.resent or answer.stalled or answer.connection != connection for answer in answers
         ):
             break
-        returned = answers[: len(awaited) - len(sent) + 1]
-        answers = answers[len(returned) :]
+        returned, answers = answers[:pongs], answers[pongs:]
         if down.sizes:
             arrivals_s = [answer.received_ns * 1e-9 for answer in returned]
             took_s = arrivals_s[-1] - first.sent_ns * 1e-9 - rtt_s
@@ -81,6 +72,31 @@ def measure_rates(link: EdgeLink, *, brief: bool = False) -> None:
             arrivals_s = [(at - begun_ns) * 1e-9 for at in arrivals_ns]
             up.on_train(arrivals_s, arrivals_s[-1], may_repeat=not brief)
     link.estimator.on_rates(link.connection, up.rate_bps, down.rate_bps, cost)
+
+
+def _answers(link: EdgeLink, awaited: Sequence[SentRequest]) -> list[TimedReply]:
+    """Wait for the pongs of a train's messages; some are missing if the edge refuses messages.
+
+    An edge refuses a message if the key has no bytes or messages left, or if an older edge without
+    trains has just taken over. Each refused message has one failure in place of its pongs; all are
+    received here, so that no later request takes them for its own. After a message that had to be
+    sent again, the other pongs may be lost, too: the device does not wait for each of them.
+    """
+    answers: list[TimedReply] = []
+    connection, refused = link.connection, None
+    for request in awaited:
+        if request is refused:  # its failure came in place of all its pongs
+            continue
+        try:
+            answers.append(link.wait(request, _is_pong(request)))
+        except (MalformedError, RateLimitedError):
+            refused = request
+        else:
+            if answers[-1].resent:
+                break
+        if link.connection != connection:
+            break
+    return answers
 
 
 def _takes_trains(link: EdgeLink) -> bool:

@@ -72,6 +72,23 @@ def test_distributions_without_the_drafted_tokens(client: RawClient, kind: str) 
     session.settle([7, 9], client.receive())
 
 
+@pytest.mark.parametrize("number", [-0.25, -0.0, np.inf, -np.inf, np.nan, 0.25])
+def test_halves_that_are_no_probabilities(client: RawClient, number: float) -> None:
+    session = RawSession()
+    client.send(*session.begin(PROMPT, "dsd"))
+    q = honest_q([7, 9]).astype("<f2")
+    q[1, 3] = number  # 0.25 makes the sum wrong
+    client.send(*session.window([7, 9], q.tobytes()))
+    client.fails("bad-draft")
+    q = honest_q([7, 9]).astype("<f2")
+    q[0, 7] = 0.0
+    q[0, 8] = 0.5
+    client.send(*session.window([7, 9], q.tobytes()))
+    client.fails("bad-draft")
+    client.send(*session.window([7, 9], honest_q([7, 9]).astype("<f2").tobytes()))
+    session.settle([7, 9], client.receive())
+
+
 def test_the_tiniest_probability_is_allowed(client: RawClient) -> None:
     q = honest_q([7])
     q[0, 9] += q[0, 7]
@@ -83,7 +100,7 @@ def test_the_tiniest_probability_is_allowed(client: RawClient) -> None:
     assert session.committed.ids[len(PROMPT)] == 7
 
 
-@pytest.mark.parametrize("cut", [1, 4, VOCAB * 4])
+@pytest.mark.parametrize("cut", [1, 4, VOCAB * 4 - 2])
 def test_truncated_distributions(client: RawClient, session: RawSession, cut: int) -> None:
     client.send(*session.begin(PROMPT, "dsd"))
     client.send(*session.window([1, 2], honest_q([1, 2]).tobytes()[:-cut]))

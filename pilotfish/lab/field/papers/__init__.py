@@ -13,7 +13,7 @@ from pilotfish.lab.field.papers import (
     tslt_tables,
     wisv_tables,
 )
-from pilotfish.lab.field.papers.sheet import Paper
+from pilotfish.lab.field.papers.paper import Paper
 
 PAPERS: dict[str, Paper] = {
     "dssd": dssd_tables.PAPER,

@@ -17,7 +17,8 @@ from pilotfish.lab.field.papers.decentralized import (
     pipeline_speed_up,
     tokens_for_reduction,
 )
-from pilotfish.lab.field.papers.sheet import Constant, Paper, Sheet, Value
+from pilotfish.lab.field.papers.paper import Paper
+from pilotfish.lab.field.papers.sheet import Constant, Sheet, Value
 
 NODES = range(1, 17)
 SHOWN = (1, 2, 4, 8, 16)

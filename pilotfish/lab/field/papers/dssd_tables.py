@@ -12,7 +12,8 @@ from pilotfish.lab.field.papers.dssd import (
     eq_9_dssd_communication_s,
     rejection_probability,
 )
-from pilotfish.lab.field.papers.sheet import Constant, Paper, Sheet, Value, round_as_printed
+from pilotfish.lab.field.papers.paper import Paper
+from pilotfish.lab.field.papers.sheet import Constant, Sheet, Value, round_as_printed
 from pilotfish.speculation.latency import Link
 
 # Table 1

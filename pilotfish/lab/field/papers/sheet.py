@@ -6,16 +6,17 @@ chose it because the paper does not print it.
 
 import csv
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from importlib import resources
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from rich import box
 from rich.table import Table
 
 Value: TypeAlias = str | int | float | bool | None
+Row: TypeAlias = Mapping[str, Value]
+"""The values of a table's row, by the keys of the columns."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,9 @@ class Sheet:
     key: str
     title: str
     columns: Mapping[str, tuple[str, int | None]]
-    rows: Sequence[Mapping[str, Value]]
+    rows: Sequence[Row]
     note: str = ""
-    in_terminal: Callable[[Mapping[str, Value]], bool] = lambda row: True
+    in_terminal: Callable[[Row], bool] = lambda row: True
 
     def table(self) -> Table:
         """Make the table for a terminal, without title and note, which may be wider."""
@@ -54,38 +55,6 @@ class Sheet:
             cells = ((row[key], decimals) for key, (_, decimals) in self.columns.items())
             table.add_row(*(_cell(value, decimals) for value, decimals in cells))
         return table
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A paper's command: constants, tables, remarks (for example on misprints) and plots."""
-
-    title: str
-    constants: Sequence[Constant]
-    sheets: Callable[[], Sequence[Sheet]]
-    remarks: Sequence[str]
-    draw: Callable[[Path], Sequence[Path]]
-
-    def figures(self) -> dict[str, Any]:
-        """Return constants, tables and remarks for JSON; a table's rows are under its key."""
-        tables = {sheet.key: [dict(row) for row in sheet.rows] for sheet in self.sheets()}
-        return {
-            "paper": self.title,
-            "constants": [asdict(constant) for constant in self.constants],
-            **tables,
-            "remarks": list(self.remarks),
-        }
-
-    def constants_sheet(self) -> Sheet:
-        """Make a table of the constants."""
-        columns: dict[str, tuple[str, int | None]] = {
-            "name": ("constant", None),
-            "value": ("value", None),
-            "unit": ("unit", None),
-            "whose": ("whose", None),
-            "why": ("why", None),
-        }
-        return Sheet("constants", "Constants", columns, [asdict(c) for c in self.constants])
 
 
 def round_as_printed(value: float, decimals: int) -> float:
@@ -113,7 +82,7 @@ def read_measurements(file: str, whole: Collection[str]) -> list[dict[str, Value
     ]
 
 
-def number(row: Mapping[str, Value], key: str) -> float:
+def number(row: Row, key: str) -> float:
     """Return the cell of a row in the column ``key``, as a float."""
     return float(str(row[key]))
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.lab.field.papers import specfed_measured
-from pilotfish.lab.field.papers.sheet import Constant, Paper, Sheet, Value
+from pilotfish.lab.field.papers.paper import Paper
+from pilotfish.lab.field.papers.sheet import Constant, Sheet, Value
 from pilotfish.lab.field.papers.specfed import (
     eq_1_aggregate,
     eq_4_retained,

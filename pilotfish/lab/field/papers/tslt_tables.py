@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pilotfish.lab.field.papers.sheet import Constant, Paper, Sheet, Value
+from pilotfish.lab.field.papers.paper import Paper
+from pilotfish.lab.field.papers.sheet import Constant, Sheet, Value
 from pilotfish.lab.field.papers.tslt import (
     break_even_bps,
     eq_3_distribution_bits,
@@ -21,6 +22,7 @@ from pilotfish.lab.field.papers.tslt import (
     eq_41_total_s,
     speed_up,
 )
+from pilotfish.lab.field.papers.tslt_acceptance import FIGURE3, FIGURE4
 from pilotfish.speculation.theory import theta, tokens_per_round
 
 VOCABULARY = 32000
@@ -259,4 +261,5 @@ PAPER = Paper(
     sheets=lambda: [figure(SINGLE), figure(MULTIPLE), payloads(), totals(), misprints()],
     remarks=_REMARKS,
     draw=draw,
+    measurable=(FIGURE3, FIGURE4),
 )

@@ -4,7 +4,8 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-from pilotfish.lab.field.papers.sheet import Constant, Paper, Sheet, Value
+from pilotfish.lab.field.papers.paper import Paper
+from pilotfish.lab.field.papers.sheet import Constant, Sheet, Value
 from pilotfish.lab.field.papers.wisv import (
     DecoderDimensions,
     MessageBits,
