@@ -37,8 +37,9 @@ def ping(link: EdgeLink, size: int = 0) -> None:
 def measure_rates(link: EdgeLink, *, brief: bool = False) -> None:
     """Measure the rates of both directions at once, by one or two trains each.
 
-    A rate that the trains cannot tell stays unknown. brief: send only the first, short train. An
-    older edge answers no trains: one large ping measures what it can.
+    A rate that the trains cannot tell stays unknown. So do both rates if the connection breaks: the
+    next one may take another path. brief: send only the first, short train. An older edge answers
+    no trains: one large ping measures what it can.
     """
     link.await_handshake()
     if not _takes_trains(link):
@@ -46,9 +47,9 @@ def measure_rates(link: EdgeLink, *, brief: bool = False) -> None:
         return
     rtt = link.estimator.state(None).rtt
     rtt_s = rtt.value if rtt is not None else 0.0
+    connection = link.connection
     up, down, cost = RateProbe(), RateProbe(), Probing()
     while up.sizes or down.sizes:
-        connection = link.connection
         sent = _send_trains(link, up.sizes, down.sizes)
         first, pongs = sent[0], max(1, len(down.sizes))
         answers = _answers(link, [*(first for _ in range(pongs)), *sent[1:]])
@@ -71,7 +72,9 @@ def measure_rates(link: EdgeLink, *, brief: bool = False) -> None:
             begun_ns, *arrivals_ns = (_received_ns(answer) for answer in (returned[0], *answers))
             arrivals_s = [(at - begun_ns) * 1e-9 for at in arrivals_ns]
             up.on_train(arrivals_s, arrivals_s[-1], may_repeat=not brief)
-    link.estimator.on_rates(link.connection, up.rate_bps, down.rate_bps, cost)
+    is_whole = link.connection == connection
+    up_bps, down_bps = (up.rate_bps, down.rate_bps) if is_whole else (None, None)
+    link.estimator.on_rates(link.connection, up_bps, down_bps, cost)
 
 
 def _answers(link: EdgeLink, awaited: Sequence[SentRequest]) -> list[TimedReply]:
