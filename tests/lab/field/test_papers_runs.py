@@ -13,6 +13,7 @@ from pilotfish.lab.field.papers import (
     decentralized_nodes,
     decentralized_printed,
     decentralized_runs,
+    decentralized_tau,
     specfed_runs,
 )
 from pilotfish.lab.field.papers.figure import Bench
@@ -115,20 +116,32 @@ def test_a_federation_needs_a_second_worker_of_the_same_vocabulary(bench, tmp_pa
 
 
 def test_the_ablation_of_tau(bench, monkeypatch):
-    monkeypatch.setattr(decentralized_runs, "TOKENS", 16)
-    monkeypatch.setattr(decentralized_runs, "TAUS", (0.0, 0.8))
-    rows = list(decentralized_runs.TAU.measure(bench, {("built in", 0.8)}))
+    monkeypatch.setattr(decentralized_tau, "TAUS", (0.0, 0.4, 0.8))
+    many_keys = {"built in": (1e6, 0.02, 0.0), "no key token": (1e6, 1.0, 0.0)}
+    monkeypatch.setattr(decentralized_tau, "LAMBDAS", many_keys)
+    rows = list(decentralized_tau.TAU.measure(bench, {("built in", 0.4)}))
     assert [(row["lambdas"], row["tau"]) for row in rows] == [
-        ("built in", 0.0), ("no key token", 0.0), ("no key token", 0.8),
+        ("built in", 0.0), ("built in", 0.8),
+        ("no key token", 0.0), ("no key token", 0.4), ("no key token", 0.8),
     ]  # fmt: skip
-    strict, relaxed = rows[1:]
-    assert (strict["longer"], strict["deviation"]) == (1.0, 0.0)
-    assert relaxed["deviation"] > 0.0
-    assert 0.0 < strict["acceptance"] < 1.0
+    strict, *relaxed = rows[2:]
+    assert (strict["longer_4"], strict["deviation"]) == (1.0, 0.0)
+    for row in relaxed:  # acceptance rises by exactly the deviation
+        assert row["acceptance"] - strict["acceptance"] == pytest.approx(row["deviation"])
+    assert 0.0 < relaxed[0]["deviation"] < relaxed[1]["deviation"]
+    assert rows[1]["deviation"] < relaxed[1]["deviation"]
+    assert rows[1]["key"] > relaxed[1]["key"] == 0.0
     for row in rows:
-        assert row["n"] == len(PROMPTS)
-        assert row["tokens_round_low"] <= row["tokens_round"] <= row["tokens_round_high"]
-        assert row.keys() >= decentralized_runs.TAU.columns.keys()
+        assert (row["n"], row["positions"]) == (len(PROMPTS), len(PROMPTS) * 48)
+        assert row["tokens_4_low"] <= row["tokens_4"] <= row["tokens_4_high"]
+        assert row.keys() >= decentralized_tau.TAU.columns.keys()
+
+
+def test_the_expected_tokens_of_a_round_written_out():
+    acceptance = np.array([[0.5, 0.8, 0.25]])
+    starts = (1 + 0.5 + 0.5 * 0.8) + (1 + 0.8 + 0.8 * 0.25)
+    np.testing.assert_allclose(decentralized_tau.expected_tokens(acceptance, 2), [starts])
+    assert decentralized_tau.expected_tokens(acceptance, 4) == [0.0]  # a very short answer
 
 
 def test_table_1_measures_the_settings_beside_the_printed_ones(bench, monkeypatch):

@@ -18,7 +18,8 @@ from pilotfish.lab.field.papers.decentralized import (
     tokens_for_reduction,
 )
 from pilotfish.lab.field.papers.decentralized_nodes import MODELLED_NODES, NODES_FIGURE, extrapolate
-from pilotfish.lab.field.papers.decentralized_runs import TABLE1, TAU
+from pilotfish.lab.field.papers.decentralized_runs import TABLE1
+from pilotfish.lab.field.papers.decentralized_tau import TAU
 from pilotfish.lab.field.papers.figure_file import shipped_figure
 from pilotfish.lab.field.papers.paper import Paper
 from pilotfish.lab.field.papers.sheet import Constant, Sheet, Value
