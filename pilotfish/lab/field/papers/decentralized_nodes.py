@@ -101,11 +101,12 @@ class _Line:
 
     def _answer(self, prompt: str, window: int, options: Options) -> list[float]:
         """Measure `ROUNDS` rounds after the first: tokens; ms of a round, of drafting, of Σ c."""
+        # the prompt is read before, so that all passes between the two counts are those of rounds
+        self._device.generate(prompt, max_tokens=1, **options)
         self._rounds.clear()
+        before = self._edge.computed()
         length = (window + 1) * (ROUNDS + 2)
         with self._device.stream(prompt, max_tokens=length, **options) as pieces:
-            self._wait_for(1, pieces)
-            before = self._edge.computed()
             self._wait_for(1 + ROUNDS, pieces)
             compute_s = self._edge.computed().pass_s(before)
         rounds = self._rounds[1 : 1 + ROUNDS] or self._rounds[:1]  # a very short answer
