@@ -38,7 +38,8 @@ class Bench:
     pair: drafter and target, opened; ``pair.paths`` are their folders. seed: prompt p is answered
     with the seed plus p. threads: CPU threads of a pass; None: one per core. report: function that
     shows progress, called with the label of a stage, the number of finished steps, and the number
-    of all steps (None if it is unknown).
+    of all steps (None if it is unknown). workers: function that returns the artifacts of further
+    workers of a federation; each is an experiment of its own beside the target.
     """
 
     pair: OpenPair
@@ -46,6 +47,7 @@ class Bench:
     seed: int = 0
     threads: int | None = None
     report: Report = _report_nothing
+    workers: Callable[[], Sequence[Path]] = tuple
 
     def expect_common_vocabulary(self) -> None:
         """Raise `PairMismatchError` unless drafter and target have the same tokens.
