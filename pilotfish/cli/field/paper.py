@@ -1,7 +1,7 @@
 """``pilotfish field paper``: a paper's closed forms and its figures as measured here."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -111,13 +111,14 @@ def _run(args: argparse.Namespace) -> int:
     closed = [] if args.measures else [s for s in paper.sheets() if args.figure in (None, s.key)]
     if args.json:
         write_json(args.json, _as_json(paper, [*closed, *measured], results))
+    whole = args.figure is None and not args.measures
     if args.json != "-":
-        whole = args.figure is None and not args.measures
         _show(paper, [*closed, *measured], whole=whole)
     if args.out:
         notes = Console(stderr=True, highlight=False)
         args.out.mkdir(parents=True, exist_ok=True)
-        for picture in paper.draw(args.out):
+        closed_pictures = paper.draw(args.out) if whole else ()
+        for picture in (*closed_pictures, *_draw(figures, results, args.out)):
             notes.print(f"drawn: {picture}", soft_wrap=True, markup=False)
     return 0
 
@@ -174,6 +175,16 @@ def _measure(args: argparse.Namespace, figures: Sequence[Figure]) -> dict[str, F
 def _default_workers() -> list[Path]:
     """Return a worker that hardly differs from the default target, and one that differs much."""
     return [default_artifact("int8"), default_artifact("int8", _CUT_TO)]
+
+
+def _draw(
+    figures: Sequence[Figure], results: dict[str, FigureFile | None], folder: Path
+) -> Iterator[Path]:
+    """Draw the measured figures; yield the pictures' paths."""
+    for figure in figures:
+        result = results[figure.key]
+        if figure.draw is not None and result is not None:
+            yield from figure.draw(result.rows, folder)
 
 
 def _command(args: argparse.Namespace, figure: Figure) -> str:

@@ -71,7 +71,8 @@ class Figure:
     empty if the paper prints no numbers. measure: function that yields each row as soon as it is
     measured, and skips the rows whose identities are in its second argument. Each row states n, the
     number of prompts; n is at least 30, or the row has an interval (``mass_low``, ``mass_high``).
-    minutes: duration on two CPU cores.
+    minutes: duration on two CPU cores. draw: function that draws measured rows into a folder, and
+    returns the pictures' paths.
     """
 
     key: str
@@ -81,6 +82,7 @@ class Figure:
     measure: Callable[[Bench, Container[Identity]], Iterator[Row]]
     minutes: float
     printed: Callable[[], Sequence[Row]] = tuple
+    draw: Callable[[Sequence[Row], Path], Sequence[Path]] | None = None
     note: str = ""
 
     @property
