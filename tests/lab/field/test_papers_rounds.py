@@ -1,14 +1,20 @@
-"""Figures of times and bytes: real rounds of a pair, over a plain or an emulated link."""
+"""Figures of acceptance, and of times and bytes: real rounds over a plain or an emulated link."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.lab.field.papers import PAPERS
 from pilotfish.lab.field.papers.figure import Bench
 from pilotfish.lab.field.papers.measured_rounds import interval, resampled, sum_rounds
+from pilotfish.lab.field.papers.model_rows import ModelRows
+from pilotfish.lab.field.papers.tslt_acceptance import acceptance_at
 from pilotfish.lab.pairs import OpenPair
+from pilotfish.speculation.distributions import Sampling
+from pilotfish.speculation.theory import betas, theta
+from pilotfish.speculation.truncation import truncate
 
 DSSD = {figure.key: figure for figure in PAPERS["dssd"].measurable}
 
@@ -85,3 +91,21 @@ def test_speed_up_by_uplink_rate(key, bench):
         speed_ups = [row["speed_up"] for row in rows if row["kept"] == top_k]
         assert speed_ups == sorted(speed_ups)
     assert all(figure.columns.keys() <= row.keys() for row in rows)
+
+
+@pytest.mark.parametrize("top_k", [1, 3, 12, 40])
+def test_acceptance_of_a_truncated_row_is_that_of_the_whole_distributions(top_k):
+    rng = np.random.default_rng(top_k)
+    logits = (rng.normal(0.0, 2.0, (2, 1, 40))).astype(np.float32)
+    rows = ModelRows(0, list(logits))
+    chain, tree, *shipped, beyond = acceptance_at(rows, 0, [top_k])[0]
+    p, q = rows.distribution(0, 0), rows.distribution(1, 0)
+    q_hat = np.where(np.isin(np.arange(40), np.argsort(-q)[:top_k]), q, 0.0)
+    each = betas(p, q_hat / q_hat.sum(), 2)
+    assert (chain, tree) == pytest.approx((each[0], theta(each)))
+    sent = truncate(logits[1, 0], Sampling(temperature=1.0, top_k=top_k)).row(0)
+    sent_q = np.zeros(40)
+    sent_q[sent.support] = sent.probabilities()
+    each = betas(p, sent_q, 2)
+    assert shipped == pytest.approx([each[0], theta(each)])
+    assert not beyond
