@@ -84,7 +84,7 @@ bench: venv
 	done
 
 # What the package ships as measured with the default pair. An interrupted run continues.
-PAPERS ?= tslt dssd
+PAPERS ?= tslt dssd specfed decentralized
 figures: venv
 	@for paper in $(PAPERS); do \
 		$(BIN)/python -m pilotfish field paper $$paper $(ARGS) --run \

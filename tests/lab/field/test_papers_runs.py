@@ -17,7 +17,6 @@ from pilotfish.lab.field.papers import (
     specfed_runs,
 )
 from pilotfish.lab.field.papers.figure import Bench
-from pilotfish.lab.field.papers.figure_file import shipped_figure
 from pilotfish.lab.pairs import OpenPair
 from pilotfish.speculation.theory import tokens_per_round
 from tests.support.pipelines import made_pair
@@ -145,13 +144,13 @@ def test_the_expected_tokens_of_a_round_written_out():
 
 
 def test_table_1_measures_the_settings_beside_the_printed_ones(bench, monkeypatch):
-    monkeypatch.setattr(decentralized_runs, "TOKENS", 16)
+    monkeypatch.setattr(decentralized_runs, "TOKENS", 24)
     figure = decentralized_runs.TABLE1
     rows = list(figure.measure(bench, {("t=1, qx=1",)}))
     assert [row["setting"] for row in rows] == [
         setting for setting in decentralized_runs.SETTINGS if setting != "t=1, qx=1"
     ]
-    assert all(1.0 <= row["tokens_round"] <= 9.0 for row in rows)
+    assert all(1.0 <= row["length"] <= 9.0 for row in rows)
     sheet = figure.comparison(rows, "here")
     assert [row["setting"] for row in sheet.rows][-1] == "t=1, qx=1"  # printed, not measured
     assert {row["length_printed"] for row in sheet.rows} == {5.93, 5.26, 3.55, 1.98}
@@ -248,19 +247,3 @@ def test_rounds_over_nodes(bench, monkeypatch):
         assert row.keys() >= figure.columns.keys()
     assert all(row["tokens"] == 1.0 for row in rows if not row["window"])
     assert list(figure.measure(bench, {(2, w, r) for w in (0, 4, 8) for r in (0, 3)})) == []
-
-
-# the rows that are shipped
-
-
-@pytest.mark.parametrize("figure", ["figure2", "figure3"])
-def test_shipped_rows_of_specfed_keep_to_the_bounds(figure):
-    shipped = shipped_figure("specfed", figure)
-    assert shipped is not None
-    assert {row["n"] for row in shipped.rows} >= {30} or shipped.facts.prompts >= 30
-    for row in shipped.rows:
-        assert row["beyond"] == 0
-        if figure == "figure2":
-            assert row["bias_6"] <= row["bias_5"] <= row["bias_17"] + 1e-6
-        else:
-            assert max(row["vary_5"], row["vary_6"]) <= row["vary_19"] + 1e-6

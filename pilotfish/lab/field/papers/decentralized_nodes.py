@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,14 +25,14 @@ from pilotfish.lab.field.papers.decentralized import (
     eq_9_speed_up,
     hops,
 )
+from pilotfish.lab.field.papers.decentralized_plots import draw_nodes
 from pilotfish.lab.field.papers.emulated_pipeline import (
     EmulatedPipeline,
     PipelineEdge,
     make_keys,
 )
 from pilotfish.lab.field.papers.figure import Bench, Figure, Identity
-from pilotfish.lab.field.papers.settings_compared import Options, interval_columns
-from pilotfish.lab.field.papers.sheet import Row, Value, number
+from pilotfish.lab.field.papers.sheet import Row, Value, interval_columns, number
 from pilotfish.lab.statistics import median_interval
 
 NODES = (2, 4, 8)
@@ -89,7 +90,7 @@ class _Line:
 
     def measure(self, prompts: Sequence[str], window: int) -> dict[str, Value]:
         """Return k, and medians over prompts in ms, of rounds with this window."""
-        options: Options = {"protocol": "greedy", "window": window, "temperature": 0.0}
+        options: Mapping[str, Any] = {"protocol": "greedy", "window": window, "temperature": 0.0}
         if not window:
             options = {"protocol": "stream", "temperature": 0.0}
         means = np.array([self._answer(prompt, window, options) for prompt in prompts])
@@ -99,7 +100,7 @@ class _Line:
         row |= {"round_ms": round_ms, "round_ms_low": low, "round_ms_high": high}
         return row | {"draft_ms": draft_ms, "compute_ms": compute_ms}
 
-    def _answer(self, prompt: str, window: int, options: Options) -> list[float]:
+    def _answer(self, prompt: str, window: int, options: Mapping[str, Any]) -> list[float]:
         """Measure `ROUNDS` rounds after the first: tokens; ms of a round, of drafting, of Σ c."""
         # the prompt is read before, so that all passes between the two counts are those of rounds
         self._device.generate(prompt, max_tokens=1, **options)
@@ -213,6 +214,7 @@ NODES_FIGURE = Figure(
     columns=NODE_COLUMNS,
     identity=IDENTITY,
     measure=measure_nodes,
+    draw=draw_nodes,
     minutes=9.0,
     note=(
         "Times are in ms. T = γ·T_draft + Σ c + H·t₁; off: T / round − 1; (+): the same, with the "

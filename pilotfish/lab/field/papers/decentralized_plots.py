@@ -1,18 +1,14 @@
-"""Draw decentralized's node scaling from the measured rows that this version ships."""
+"""Draw decentralized's node scaling from measured rows."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from pilotfish.lab.field.papers.figure_file import shipped_figure
 from pilotfish.lab.field.papers.sheet import Row, number
 
 
-def draw(folder: Path) -> list[Path]:
+def draw_nodes(rows: Sequence[Row], folder: Path) -> list[Path]:
     """Draw the time of a round against N, and the gain against t₁; return the files' paths."""
-    shipped = shipped_figure("decentralized", "nodes")
-    if shipped is None:
-        return []
-    return [_draw_rounds(shipped.rows, folder), _draw_gain(shipped.rows, folder)]
+    return [_draw_rounds(rows, folder), _draw_gain(rows, folder)]
 
 
 def _draw_rounds(rows: Sequence[Row], folder: Path) -> Path:

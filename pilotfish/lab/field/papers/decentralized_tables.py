@@ -7,7 +7,7 @@ of a real pipeline, `field.papers.decentralized_printed` has the paper's tables.
 import math
 from pathlib import Path
 
-from pilotfish.lab.field.papers import decentralized_plots, decentralized_printed
+from pilotfish.lab.field.papers import decentralized_printed
 from pilotfish.lab.field.papers.decentralized import (
     eq_3_standard_s,
     eq_4_speculative_s,
@@ -173,7 +173,7 @@ def sheets() -> list[Sheet]:
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draw the speed-up against nodes, and the measured rounds and gains; return the files."""
+    """Draw the speed-up against nodes; return the files' paths."""
     from pilotfish.lab.drawing import PALETTE, plot
 
     paths = []
@@ -192,7 +192,7 @@ def draw(folder: Path) -> list[Path]:
             axes.set_ylim(bottom=0)
             axes.legend()
         paths.append(path)
-    return [*paths, *decentralized_plots.draw(folder)]
+    return paths
 
 
 PAPER = Paper(

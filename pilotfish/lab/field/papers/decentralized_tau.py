@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from pilotfish.lab.field.papers.figure import Bench, Figure, Identity
 from pilotfish.lab.field.papers.model_rows import ModelRows, model_rows
-from pilotfish.lab.field.papers.settings_compared import interval_columns
-from pilotfish.lab.field.papers.sheet import Row, Value
+from pilotfish.lab.field.papers.sheet import Row, Value, interval_columns
 from pilotfish.lab.field.resampling import estimate, resample_weights
 from pilotfish.speculation.adaptive import HIGHEST_RATIO, DistributionComparison, Relaxation
 from pilotfish.speculation.distributions import Sampling

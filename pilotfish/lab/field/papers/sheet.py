@@ -82,6 +82,15 @@ def read_measurements(file: str, whole: Collection[str]) -> list[dict[str, Value
     ]
 
 
+def interval_columns(name: str, heading: str, decimals: int) -> dict[str, tuple[str, int | None]]:
+    """Return the columns of a value and of its 95 % interval, ``<name>_low`` to ``<name>_high``."""
+    return {
+        name: (heading, decimals),
+        f"{name}_low": ("95 %", decimals),
+        f"{name}_high": ("", decimals),
+    }
+
+
 def number(row: Row, key: str) -> float:
     """Return the cell of a row in the column ``key``, as a float."""
     return float(str(row[key]))

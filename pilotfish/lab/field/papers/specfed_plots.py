@@ -1,10 +1,10 @@
-"""Draw figures 2 and 3 of specfed from the measured rows that this version ships."""
+"""Draw figures 2 and 3 of specfed from measured rows."""
 
+from collections.abc import Sequence
 from math import nan
 from pathlib import Path
 
-from pilotfish.lab.field.papers.figure_file import shipped_figure
-from pilotfish.lab.field.papers.sheet import number
+from pilotfish.lab.field.papers.sheet import Row, number
 
 # for each figure: name of its value, suffix of its bound, title, label of the axis
 FIGURES = {
@@ -14,23 +14,24 @@ FIGURES = {
 _LEAST, _MOST = 1e-5, 60.0  # limits of the y axis; the legend takes the space above 2
 
 
-def draw(folder: Path) -> list[Path]:
-    """Draw the figures that are shipped, for the last worker; return the files' paths."""
-    return [path for figure in FIGURES if (path := _draw(figure, folder)) is not None]
+def draw_figure(figure: str, rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Draw figure2 or figure3, one picture for each worker; return the files' paths."""
+    workers = dict.fromkeys(str(row["worker"]) for row in rows)
+    return [
+        _draw(figure, at, [row for row in rows if row["worker"] == worker], folder)
+        for at, worker in enumerate(workers, 1)
+    ]
 
 
-def _draw(figure: str, folder: Path) -> Path | None:
+def _draw(figure: str, worker: int, rows: Sequence[Row], folder: Path) -> Path:
     from pilotfish.lab.drawing import MARKERS, PALETTE, plot
 
-    shipped = shipped_figure("specfed", figure)
-    if shipped is None:
-        return None
     what, bound, title, label = FIGURES[figure]
-    worker = shipped.rows[-1]["worker"]
-    rows = [row for row in shipped.rows if row["worker"] == worker]
-    path = folder / f"specfed_{figure}.png"
+    path = folder / f"specfed_{figure}_worker{worker}.png"
     styles = {f"{what}{bound}": ":", f"{what}_5": "--", f"{what}_6": "-"}
-    title = f"{title}, measured\ntarget, and a worker of {worker}; {rows[0]['n']} prompts"
+    title = (
+        f"{title}, measured\ntarget, and a worker of {rows[0]['worker']}; {rows[0]['n']} prompts"
+    )
     with plot(path, title, "K, tokens that a worker sends", label) as axes:
         temperatures = sorted({number(row, "T") for row in rows})
         for temperature, colour, marker in zip(temperatures, PALETTE, MARKERS, strict=False):

@@ -24,6 +24,7 @@ from pilotfish.engines.engine import Engine, Work, open_engine
 from pilotfish.lab.field.papers.figure import Bench, Figure, Identity
 from pilotfish.lab.field.papers.sheet import Row, Value
 from pilotfish.lab.field.papers.specfed import upload_bits
+from pilotfish.lab.field.papers.specfed_plots import draw_figure
 from pilotfish.lab.field.resampling import estimate, resample_weights
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.ensemble import (
@@ -254,6 +255,7 @@ _NOTE = (
 )
 FIGURE2 = Figure(
     key="figure2",
+    draw=partial(draw_figure, "figure2"),
     title="Figure 2, measured: L1 error of the average, by T and K",
     columns={
         **_BEGIN,
@@ -279,6 +281,7 @@ FIGURE2 = Figure(
 )
 FIGURE3 = Figure(
     key="figure3",
+    draw=partial(draw_figure, "figure3"),
     title="Figure 3, measured: change of the acceptance, by T and K",
     columns={
         **_BEGIN,

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.lab.field.papers import specfed_plots
 from pilotfish.lab.field.papers.paper import Paper
 from pilotfish.lab.field.papers.sheet import Constant, Sheet, Value
 from pilotfish.lab.field.papers.specfed import (
@@ -171,7 +170,7 @@ def bounds() -> Sheet:
 
 
 def draw(folder: Path) -> list[Path]:
-    """Draw uplink time and computed error against K, and the measured figures 2 and 3."""
+    """Draw uplink time and computed error against K; return the files' paths."""
     from pilotfish.lab.drawing import MARKERS, PALETTE, plot
 
     time_path, bias_path = folder / "specfed_uplink.png", folder / "specfed_bias.png"
@@ -197,7 +196,7 @@ def draw(folder: Path) -> list[Path]:
         axes.set_xticks([32, 320, 3200], ["32", "320", "3200"])
         axes.set_ylim(bottom=0)
         axes.legend()
-    return [time_path, bias_path, *specfed_plots.draw(folder)]
+    return [time_path, bias_path]
 
 
 PAPER = Paper(
