@@ -106,6 +106,7 @@ def play_round(setting, exchange, seed, committed, at_edge, drafter=None):
         shaper.process(rows, np.array(known, np.uint32), paths)
     ruling = exchange.verify(admitted, rows, law, round_start=start)
 
+    ruling, _ = exchange.take_key_tokens(draft, ruling)
     token = exchange.finish_round(draft, ruling, law, round_start=start, vocab_size=setting.vocab)
     path = [int(draft.ids[at - 1]) for at in draft.path(ruling.accepted)]
     committed = (*committed, *path, token)

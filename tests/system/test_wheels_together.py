@@ -32,7 +32,8 @@ COMMIT = "119d5a438fc4c6e1aad12052442475152e9ca0ee"  # before the engine took wh
 FOREIGN = "99"  # number of a wire version that no release has
 VERSIONS = ("pilotfish/wire/messages.py", "pilotfish/wire/nodes.py")
 LOOPBACK = ("--listen", "tcp://127.0.0.1:0", "--threads", 1)
-PROTOCOLS = ("greedy", "dsd", "tslt", "tree", "dssd", "coupled", "adaptive", "stream", "ahead")
+# without `adaptive`: wire 3 is in no release yet, and its verdicts have changed since that commit
+PROTOCOLS = ("greedy", "dsd", "tslt", "tree", "dssd", "coupled", "stream", "ahead")
 PAIRS = [("old", "new"), ("new", "old"), ("foreign", "new"), ("new", "foreign")]
 IDS = [f"{first}-{second}" for first, second in PAIRS]
 

@@ -101,6 +101,24 @@ def test_a_chat_turn_streams_in_the_colours_of_its_origins(page: Page, service: 
     assert page.locator("#stages-bar [data-stage=uplink]").bounding_box()["width"] > 10
 
 
+def test_key_tokens_are_bold(models: Pair, link: Emulator, open_page: Callable[..., Page]) -> None:
+    relaxed = ("--protocol", "adaptive", "--temperature", "1", "--lambdas", "0,0,1")
+    with serving(models.draft, link.endpoint, *relaxed, "--window", "4", "--seed", "7") as service:
+        page = open_page(service)
+        say(page, "hello", tokens=100)
+        finished(page)
+        spans = page.locator("article .token")
+        weights: dict[bool, set[str]] = {True: set(), False: set()}
+        for key, weight in spans.evaluate_all(
+            "found => found.map(e => [e.dataset.key !== undefined, getComputedStyle(e).fontWeight])"
+        ):
+            weights[key].add(weight)
+        assert weights == {True: {"600"}, False: {"400"}}  # bonus tokens are no drafts
+        last = service.get("/status").json()["last"]
+        expect(page.locator("article .note").last).to_contain_text(f"{last['key']} key")
+        page.close()  # before its service ends
+
+
 def test_a_conversation_has_turns_until_it_is_begun_anew(
     open_page: Callable[..., Page], service: Serving, browser: Browser
 ) -> None:
