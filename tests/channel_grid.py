@@ -1,6 +1,6 @@
 """How true the meter's first readings are: a table over simulated links.
 
-    python -m tests.channel_grid [--repeats N] [--jitter segment|message] [--window]
+    python -m tests.channel_grid [--repeats N] [--jitter segment|message] [--window] [--answers N]
 
 The simulation has no sockets and no clock, so a seed repeats it exactly. It drives the product's
 `LinkMeter` and `RateProbe`. A link has an RTT, a rate, jitter and loss as in `docs/emulation.md`:
@@ -9,6 +9,10 @@ a lost segment delays the later ones. With --window, TCP's first window is 10 se
 acknowledgement lets two more go.
 
 The true rate is the link's: the goodput of 1 MB while the sender is never idle.
+
+--answers also prints the readings after N answers of 16 rounds. Before each answer but the first
+the device sends one small ping, as a decision head wants it. Each round is one window up and one
+small verdict down; --bytes is the size of a window. The trains ran once, before the first answer.
 """
 
 import argparse
@@ -24,12 +28,15 @@ RATES_MBPS = (1, 2, 5, 10, 20, 50, 100, 200)
 RTTS_MS = (5, 20, 50, 100)
 JITTERS_MS = (0, 5, 10, 20, 40)
 LOSSES = (0.0, 0.01, 0.03)
-FACTOR = 1.5
+FACTOR, CLOSE = 1.5, 1.25
 _SEGMENT = 1_448
 _FIRST_WINDOW = 10
 _READ_S = 1e-4  # longest delay (s) until a process reads a message
 _WRITE_S = 5e-5  # time (s) to write a message
 _SMALL = 60  # bytes of a small ping with its headers
+_VERDICT = 90  # bytes of a verdict
+_ROUNDS = 16  # rounds of an answer
+_DRAFT_S, _HELD_S = 0.04, 0.03  # time (s) to draft a window, and that the edge holds it
 _OFFSET_NS = 987_654_321_000  # the edge's clock minus the device's
 
 
@@ -111,35 +118,50 @@ class SimulatedDevice:
         self, link: Link, seed: int, *, by_message: bool = False, window: bool = False
     ) -> None:
         random = Random(f"{seed} {link}")
-        self.meter = LinkMeter()
         self._rtt_s = 0.0
         self._now_s = 10.0
+        self.meter = LinkMeter(lambda: int(self._now_s * 1e9))
         self._up, self._down = (
             Way(link, random, by_message=by_message, window=window) for _ in range(2)
         )
 
     def ping(self, size: int = 0) -> None:
         """Send a ping with this many bytes each way, and show it to the meter."""
-        sent_s, size = self._now_s, size + _SMALL
-        there_s = self._up.send([size], [sent_s])[0]
-        self._now_s = self._down.send([size], [there_s])[0]
-        self._rtt_s = self._now_s - sent_s
+        self._rtt_s = self._exchange(size + _SMALL, size + _SMALL)
+
+    def _exchange(self, up_bytes: int, down_bytes: int, held_s: float = 0.0) -> float:
+        """Exchange two messages, and show them to the meter; returns the time on the link."""
+        sent_s = self._now_s
+        there_s = self._up.send([up_bytes], [sent_s])[0]
+        self._now_s = self._down.send([down_bytes], [there_s + held_s])[0]
         self.meter.record_exchange(
-            up_bytes=size,
-            down_bytes=size,
+            up_bytes=up_bytes,
+            down_bytes=down_bytes,
             sent_ns=int(sent_s * 1e9),
             received_ns=int(self._now_s * 1e9),
             edge_received_ns=int(there_s * 1e9) + _OFFSET_NS,
-            held_ns=0,
+            held_ns=int(held_s * 1e9),
         )
+        return self._now_s - sent_s - held_s
+
+    def answer(self, window_bytes: int) -> None:
+        """Measure the RTT and speculate for the rounds of an answer, as for a decision head."""
+        self.ping()
+        self.meter.begin_answer()
+        for _ in range(_ROUNDS):
+            self._now_s += _DRAFT_S
+            self._exchange(window_bytes, _VERDICT, _HELD_S)
+
+    def rates_bps(self) -> tuple[float | None, float | None]:
+        """The meter's present readings."""
+        state = self.meter.state()
+        return state.up and state.up.value, state.down and state.down.value
 
     def read_by_ping(self) -> Reading:
         """Measure the rates by a small ping and one of 12 kB."""
         self.ping()
         self.ping(12_000)
-        state = self.meter.state()
-        up, down = (reading and reading.value for reading in (state.up, state.down))
-        return Reading((up, down), (12_000, 12_000))
+        return Reading(self.rates_bps(), (12_000, 12_000))
 
     def read_by_trains(self) -> Reading:
         """Measure the rates by a small ping and trains, as a device does."""
@@ -164,14 +186,18 @@ class SimulatedDevice:
                 probe.on_train(arrivals_s, took_s, may_repeat=True)
             results.append((probe.rate_bps, cost))
         (up, up_cost), (down, down_cost) = results
+        self.meter.record_trains(up, down)
         return Reading((up, down), (up_cost, down_cost))
 
 
 class Score:
-    """Counts of readings: all, unknown, and those within a factor of the truth."""
+    """Counts of readings: all, unknown, and those within a factor of the truth.
+
+    true: within ``FACTOR``; close: within ``CLOSE``.
+    """
 
     def __init__(self) -> None:
-        self.all = self.unknown = self.true = self.costly = 0
+        self.all = self.unknown = self.true = self.close = self.costly = 0
 
     def add(self, link: Link, reading: Reading) -> None:
         """Count both directions of a reading."""
@@ -182,7 +208,9 @@ class Score:
             if rate_bps is None:
                 self.unknown += 1
             else:
-                self.true += 1 / FACTOR <= rate_bps / link.rate_bps <= FACTOR
+                ratio = rate_bps / link.rate_bps
+                self.true += 1 / FACTOR <= ratio <= FACTOR
+                self.close += 1 / CLOSE <= ratio <= CLOSE
 
     @property
     def unknown_share(self) -> float:
@@ -194,6 +222,11 @@ class Score:
         """Share of the given readings that are within the factor."""
         return self.true / max(1, self.all - self.unknown)
 
+    @property
+    def close_share(self) -> float:
+        """Share of the given readings that are within the smaller factor."""
+        return self.close / max(1, self.all - self.unknown)
+
 
 def links() -> Iterator[Link]:
     """Yield the links of the grid."""
@@ -202,13 +235,25 @@ def links() -> Iterator[Link]:
 
 
 def score_grid(
-    repeats: int, *, trains: bool, by_message: bool = False, window: bool = False
+    repeats: int,
+    *,
+    trains: bool,
+    by_message: bool = False,
+    window: bool = False,
+    answers: int = 0,
+    window_bytes: int = 12_000,
 ) -> dict[object, Score]:
-    """Score first readings: of all links, of easy and hard ones, and by rate and jitter."""
+    """Score readings: of all links, of easy and hard ones, and by rate and jitter.
+
+    answers: number of answers before the readings; 0: score the first readings.
+    """
     scores: dict[object, Score] = {}
     for link, seed in product(links(), range(repeats)):
         device = SimulatedDevice(link, seed, by_message=by_message, window=window)
         reading = device.read_by_trains() if trains else device.read_by_ping()
+        for _ in range(answers):
+            device.answer(window_bytes)
+        reading = reading._replace(rates_bps=device.rates_bps())
         kind = "easy" if link.is_easy else "hard"
         for key in ("all", kind, (link.rate_bps * 1e-6, link.jitter_s * 1e3)):
             scores.setdefault(key, Score()).add(link, reading)
@@ -221,23 +266,36 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--jitter", choices=("segment", "message"), default="segment")
     parser.add_argument("--window", action="store_true")
+    parser.add_argument("--answers", type=int, default=0)
+    parser.add_argument("--bytes", type=int, default=12_000)
     args = parser.parse_args()
-    for trains in (False, True):
+    for answers, trains in product(sorted({0, args.answers}), (False, True)):
         scores = score_grid(
-            args.repeats, trains=trains, by_message=args.jitter == "message", window=args.window
+            args.repeats,
+            trains=trains,
+            by_message=args.jitter == "message",
+            window=args.window,
+            answers=answers,
+            window_bytes=args.bytes,
         )
-        score = scores["all"]
-        print(f"\n{'trains' if trains else 'one ping of 12 kB'}: {score.all} readings")
-        print(f"  given ones within a factor of {FACTOR}: {score.true_share:.1%}")
-        for kind in ("easy", "hard"):
-            print(f"  unknown on {kind} links: {scores[kind].unknown_share:.1%}")
-        print(f"  over budget: {score.costly / score.all:.1%}")
-        print("  share within the factor / share unknown, %, by jitter (ms)")
-        print("  Mbit/s" + "".join(f"{jitter:>10}" for jitter in JITTERS_MS))
-        for mbps in RATES_MBPS:
-            cells = [scores[float(mbps), float(jitter)] for jitter in JITTERS_MS]
-            row = (f"{100 * c.true_share:.0f} / {100 * c.unknown_share:.0f}" for c in cells)
-            print(f"  {mbps:>6}" + "".join(f"{cell:>10}" for cell in row))
+        after = f", after {answers} answers" if answers else ""
+        _print_scores(f"{'trains' if trains else 'one ping of 12 kB'}{after}", scores)
+
+
+def _print_scores(title: str, scores: dict[object, Score]) -> None:
+    score = scores["all"]
+    print(f"\n{title}: {score.all} readings")
+    print(f"  given ones within a factor of {FACTOR}: {score.true_share:.1%}")
+    print(f"  given ones within a factor of {CLOSE}: {score.close_share:.1%}")
+    for kind in ("easy", "hard"):
+        print(f"  unknown on {kind} links: {scores[kind].unknown_share:.1%}")
+    print(f"  over budget: {score.costly / score.all:.1%}")
+    print("  share within the factor / share unknown, %, by jitter (ms)")
+    print("  Mbit/s" + "".join(f"{jitter:>10}" for jitter in JITTERS_MS))
+    for mbps in RATES_MBPS:
+        cells = [scores[float(mbps), float(jitter)] for jitter in JITTERS_MS]
+        row = (f"{100 * c.true_share:.0f} / {100 * c.unknown_share:.0f}" for c in cells)
+        print(f"  {mbps:>6}" + "".join(f"{cell:>10}" for cell in row))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,7 @@ class Refusing:
         port = self._front.bind_to_random_port("tcp://127.0.0.1")
         self.endpoint = f"tcp://127.0.0.1:{port}"
         self.refused = 0
+        self._failures: dict[int, m.Failure] = {}  # by the nonce of the ping in the message's place
         self._backs: dict[bytes, zmq.Socket[bytes]] = {}  # by client
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -40,7 +42,7 @@ class Refusing:
                     self._pass_up(*self._front.recv_multipart())
                 for client, back in self._backs.items():
                     while back.poll(0):
-                        self._front.send_multipart([client, *back.recv_multipart()])
+                        self._pass_down(client, *back.recv_multipart())
         finally:
             self._context.destroy(linger=0)
 
@@ -52,16 +54,22 @@ class Refusing:
         return front in dict(poller.poll(20))
 
     def _pass_up(self, client: bytes, header: bytes, *frames: bytes) -> None:
-        code = self._code_of(m.decode_device_message(header))
-        if code is not None:
-            self.refused += 1
-            failure = m.Failure(code=code, message="No.")
-            self._front.send_multipart([client, m.encode(failure)])
-            return
         if client not in self._backs:
             self._backs[client] = self._socket(zmq.DEALER)
             self._backs[client].connect(self._target)
+        code = self._code_of(m.decode_device_message(header))
+        if code is not None:  # a ping in its place, so that replies keep their order
+            self.refused += 1
+            nonce = secrets.randbits(63)
+            self._failures[nonce] = m.Failure(code=code, message="No.")
+            header, frames = m.encode(m.Ping(nonce=nonce)), ()
         self._backs[client].send_multipart([header, *frames])
+
+    def _pass_down(self, client: bytes, header: bytes, *frames: bytes) -> None:
+        reply = m.decode_reply(header)
+        if isinstance(reply, m.Pong) and reply.nonce in self._failures:
+            header, frames = m.encode(self._failures.pop(reply.nonce)), ()
+        self._front.send_multipart([client, header, *frames])
 
     def __enter__(self) -> Refusing:
         self._thread.start()

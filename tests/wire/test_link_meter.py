@@ -177,6 +177,40 @@ def test_after_one_rtt_only_a_transfer_that_exceeds_it_is_a_rate() -> None:
         assert (road.meter.state().up is not None) == known
 
 
+def test_after_trains_only_large_messages_that_agree_are_a_rate() -> None:
+    """Jitter of some milliseconds hides 12 kB at 172 Mbit/s, and not 12 kB at 4 Mbit/s."""
+    for up_bps, known in ((172e6, False), (4e6, True)):
+        for seed in range(10):
+            road, random = Road(LinkMeter(), 0.02, up_bps, 10e6), Random(seed)
+            road.exchange()
+            road.meter.record_trains(None, None)
+            for count in range(1, 20):
+                road.rtt_s = 0.02 + 0.005 * random.random()
+                road.exchange(up=12_000)
+                reading = road.meter.state().up
+                assert reading is None or (known and count >= 4)
+                if reading is not None:
+                    assert reading.value == pytest.approx(up_bps, rel=0.15)
+            assert (reading is not None) == known
+
+
+def test_large_messages_show_that_a_link_has_become_slower() -> None:
+    """The rate that trains measured counts until then, and no stalled message outvotes it."""
+    road = Road(LinkMeter(lambda: road.now_ns), 0.02, 10e6, 10e6)
+    road.exchange()
+    road.meter.record_trains(10e6, 10e6)
+    road.up_bps = 2e6
+    road.exchange(up=12_000)
+    state = road.meter.state()
+    assert state.up is not None
+    assert state.up.value == 10e6
+    for _ in range(4):
+        road.exchange(up=12_000)
+    state = road.meter.state()
+    assert state.up is not None
+    assert state.up.value == pytest.approx(2e6, rel=0.05)
+
+
 def test_what_was_sent_ahead_is_no_rate() -> None:
     road = Road(LinkMeter(), 0.02, 10e6, 10e6)
     road.exchange()
@@ -237,9 +271,9 @@ def test_a_connection_knows_its_segments() -> None:
     assert read_segments(10_000, port) is None
 
 
-def test_loss_is_that_of_the_last_seconds(monkeypatch) -> None:
-    meter, now_ns = LinkMeter(), [10**12]
-    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns[0])
+def test_loss_is_that_of_the_last_seconds() -> None:
+    now_ns = [10**12]
+    meter = LinkMeter(lambda: now_ns[0])
 
     def loss(sent: int, again: int) -> float:
         reading = meter.state(Segments(sent, again)).retransmitted
@@ -255,9 +289,9 @@ def test_loss_is_that_of_the_last_seconds(monkeypatch) -> None:
     assert loss(10, 1) == 0.1  # another connection
 
 
-def test_few_segments_tell_the_loss_of_a_longer_time(monkeypatch) -> None:
-    meter, now_ns = LinkMeter(), [10**12]
-    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns[0])
+def test_few_segments_tell_the_loss_of_a_longer_time() -> None:
+    now_ns = [10**12]
+    meter = LinkMeter(lambda: now_ns[0])
     for second in range(20):
         now_ns[0] += 10**9
         reading = meter.state(Segments(100 + 2 * second, 10)).retransmitted

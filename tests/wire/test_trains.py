@@ -20,6 +20,23 @@ def test_first_readings_are_true_or_unknown(by_message: bool, window: bool) -> N
     assert scores["all"].costly <= 0.02 * scores["all"].all
 
 
+def test_after_three_answers_rates_are_close() -> None:
+    """Whatever the windows of the answers add; lost segments delay many of these."""
+    scores = score_grid(1, trains=True, answers=3)
+    assert scores["all"].close_share >= 0.95
+    assert scores["easy"].unknown_share <= 0.1
+    assert scores["hard"].unknown_share <= 0.4
+
+
+def test_a_lost_segment_is_no_slow_link() -> None:
+    """The train stalls until the segment is sent again: its arrivals are two heaps."""
+    arrivals_s = [0.0, 0.006, 0.012, 0.018, 0.249, 0.249, 0.249, 0.249]
+    assert estimate_rate(arrivals_s, FIRST_TRAIN) is None
+    probe = RateProbe()
+    probe.on_train(arrivals_s, 0.25, may_repeat=True)
+    assert sum(probe.sizes) > 2 * sum(FIRST_TRAIN)  # it still has most of its time
+
+
 def test_the_link_of_the_paper_is_never_thought_to_be_four_times_as_fast() -> None:
     """172 Mbit/s, RTT 20 to 30 ms: one ping read 4.8 Gbit/s in 39 % of cases."""
     for seed in range(50):

@@ -125,7 +125,7 @@ class LinkEstimator:
         self._sent_bytes = 0
         with self._lock:
             self._follow(connection)
-            self._meter.record_rates(up_bps, down_bps)
+            self._meter.record_trains(up_bps, down_bps)
         self.probing = Probing(*(old + new for old, new in zip(self.probing, cost, strict=True)))
 
     def begin_rates(self, connection: int, fresh_s: float) -> tuple[bool, bool]:

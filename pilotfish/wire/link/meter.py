@@ -6,12 +6,14 @@ downlink time.
 
 The sum of both times needs no common clock. To split it, the meter estimates the clocks' offset
 from the quickest small exchange, assuming that its uplink and downlink times were equal. Small
-messages measure the RTT. Large messages (≥ 10 kB) measure a rate: their bits, divided by their time
-beyond half an RTT, if that time is long compared with the differences between the RTTs. Trains of
-messages measure rates, too (`wire.link.train`). A value is the median of an answer's last few
-samples, so a single stall changes nothing, and a changed link shows soon. A sample far from both
-neighbours does not count, since device or edge may have been suspended; if the next sample confirms
-it, both count.
+messages measure the RTT. Trains of messages measure rates (`wire.link.train`). Large messages
+(≥ 10 kB) measure a rate, too: their bits, divided by their time beyond half an RTT. Jitter and loss
+falsify this time, so several large messages must agree (`_LargeMessages`). At an edge without
+trains, one large message counts if its time is long compared with the differences between the RTTs.
+
+A value is the median of an answer's last few samples, so a single stall changes nothing, and a
+changed link shows soon. A sample far from both neighbours does not count, since device or edge may
+have been suspended; if the next sample confirms it, both count.
 """
 
 import time
@@ -30,6 +32,8 @@ FRESH_S = 2.0  # age (s) up to which a reading needs no ping
 _MEDIAN_OF = 5
 _MAX_SAMPLES = 16
 _FEW = 3  # fewer RTTs do not tell how much they vary
+_LARGE_OF, _LEAST_LARGE = 8, 4  # large messages that must agree: the last ones, and at least
+_AGREED = 0.15  # largest spread of their transfer times, as a share of the median
 _LEAST_TRANSFER_S = 20e-6  # resolution of the clocks (s)
 # losses are those of this time (ns), or of a longer one with enough segments
 _LOSS_NS, _LOSS_SEGMENTS = 5_000_000_000, 50
@@ -122,6 +126,46 @@ class _Samples:
         return Reading(value=median(recent), age_s=age_s, samples=len(recent))
 
 
+class _LargeMessages:
+    """The transfer times of one direction's last large messages, and the rate that they agree on.
+
+    Jitter delays each message by another time. If the times of most messages are nearly equal, the
+    transfer took long compared with the jitter, so their median is not falsified much by it. Lost
+    segments delay a few messages more: the slowest quarter does not count.
+    """
+
+    def __init__(self) -> None:
+        # the time of arrival (ns), and seconds for each bit
+        self._all: deque[tuple[int, float]] = deque(maxlen=_LARGE_OF)
+
+    def add(self, now_ns: int, size: int, transfer_s: float) -> None:
+        self._all.append((now_ns, transfer_s / (8 * size)))
+
+    def reading(self, now_ns: int) -> Reading | None:
+        """Return the rate with its age; None if the messages are few or do not agree."""
+        bps = self.bps
+        if bps is None:
+            return None
+        age_s = (now_ns - self._all[-1][0]) * 1e-9
+        return Reading(value=bps, age_s=age_s, samples=len(self._all))
+
+    @property
+    def bps(self) -> float | None:
+        """The rate in bit/s; None: unknown."""
+        if len(self._all) < _LEAST_LARGE:
+            return None
+        per_bit_s = sorted(pace_s for _, pace_s in self._all)
+        middle_s, slow_s = median(per_bit_s), per_bit_s[len(per_bit_s) * 3 // 4]
+        agree = per_bit_s[0] > 0.0 and slow_s - per_bit_s[0] <= _AGREED * middle_s
+        return 1 / middle_s if agree else None
+
+
+def _newer(reading: Reading | None, other: Reading | None) -> Reading | None:
+    """Return the newer of two readings; None if there is none."""
+    known = [each for each in (other, reading) if each is not None]
+    return min(known, key=lambda each: each.age_s, default=None)
+
+
 class _RecentLoss:
     """The share of a connection's segments that were sent again in the last seconds.
 
@@ -156,13 +200,19 @@ class _RecentLoss:
 
 
 class LinkMeter:
-    """A device's measurements of its link. Times are monotonic; ``edge_…``: on the edge's clock."""
+    """A device's measurements of its link. Times are monotonic; ``edge_…``: on the edge's clock.
 
-    def __init__(self) -> None:
+    clock: returns the present time (ns); by default the device's monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+        self._clock = clock or time.monotonic_ns
         self._offset_ns = 0  # the edge's clock minus the device's clock
         self._quickest_ns, self._compared_ns = 2**62, 0
         self._rtt = _Samples(_is_slower)
         self._up, self._down = _Samples(_is_lower_rate), _Samples(_is_lower_rate)
+        self._large = _LargeMessages(), _LargeMessages()  # up and down
+        self._has_probed = False  # trains were tried
         self._loss = _RecentLoss()
 
     def record_exchange(
@@ -196,17 +246,29 @@ class LinkMeter:
             self._learn_rates(received_ns, (up_bytes, down_bytes), transit)
         return transit
 
+    def record_trains(self, up_bps: float | None, down_bps: float | None) -> None:
+        """Add the rates that trains measured; None: the trains could not tell.
+
+        From now on a single large message, which tells less than trains, is no sample any more.
+        """
+        self._has_probed = True
+        self.record_rates(up_bps, down_bps)
+
     def record_rates(self, up_bps: float | None, down_bps: float | None) -> None:
-        """Add rates that trains measured, or the acknowledgements of large transfers."""
-        now_ns = time.monotonic_ns()
+        """Add rates that the acknowledgements of large transfers showed."""
+        now_ns = self._clock()
         for bps, samples in ((up_bps, self._up), (down_bps, self._down)):
             if bps is not None:
                 samples.add(now_ns, bps)
 
     @property
     def rates_bps(self) -> tuple[float | None, float | None]:
-        """The best recent rates up and down; None: unknown. Computing them takes a microsecond."""
-        return self._up.best, self._down.best
+        """The best recent rates up and down; None: unknown. Computing them takes microseconds."""
+        up, down = (
+            max((bps for bps in (samples.best, large.bps) if bps is not None), default=None)
+            for samples, large in zip((self._up, self._down), self._large, strict=True)
+        )
+        return up, down
 
     def _learn_rates(self, now_ns: int, sizes: tuple[int, int], transit: Transit) -> None:
         rtts = self._rtt.recent
@@ -220,9 +282,13 @@ class LinkMeter:
         several = self._rtt.values[-_MEDIAN_OF:]
         error_s = (max(several) - min(several)) / 2 if len(several) >= _FEW else way_s / 2
         error_s = max(_LEAST_TRANSFER_S, self._jitter_s() / 2, error_s)
-        for size, took_s, samples in zip(sizes, transit, (self._up, self._down), strict=True):
+        ways = zip(sizes, transit, (self._up, self._down), self._large, strict=True)
+        for size, took_s, samples, large in ways:
+            if size < LARGE_BYTES:
+                continue
+            large.add(now_ns, size, took_s - way_s)
             # otherwise the rate may be wrong by more than a factor of 1.5
-            if size >= LARGE_BYTES and took_s - way_s >= 3 * error_s:
+            if not self._has_probed and took_s - way_s >= 3 * error_s:
                 samples.add(now_ns, 8 * size / (took_s - way_s))
 
     def _jitter_s(self) -> float:
@@ -255,7 +321,7 @@ class LinkMeter:
 
     def state(self, segments: Segments | None = None, signal_dbm: float | None = None) -> LinkState:
         """Return the link's present state; arguments: the kernel's and the radio's readings."""
-        now_ns = time.monotonic_ns()
+        now_ns = self._clock()
         rtt = self._rtt.reading(now_ns)
         taken = len(self._rtt.values)
         return LinkState(
@@ -263,8 +329,8 @@ class LinkMeter:
             jitter=Reading(value=self._jitter_s(), age_s=rtt.age_s, samples=taken)
             if rtt is not None and taken > 1
             else None,
-            up=self._up.reading(now_ns),
-            down=self._down.reading(now_ns),
+            up=_newer(self._up.reading(now_ns), self._large[0].reading(now_ns)),
+            down=_newer(self._down.reading(now_ns), self._large[1].reading(now_ns)),
             retransmitted=self._loss.reading(segments, now_ns) if segments is not None else None,
             signal=Reading(value=signal_dbm, age_s=0.0, samples=1)
             if signal_dbm is not None

@@ -5,21 +5,22 @@ In:  the times at which a train's messages arrived, on the receiver's clock. Out
 
 The spread of the arrivals depends on the rate, and neither on the RTT nor on the clocks' offset.
 Jitter, a lost segment and TCP's first windows disturb some of the arrivals. So the rate is the
-slope of the line that most arrivals follow. The first third of a train does not count: later, some
+slope of the line that most arrivals follow. The first fifth of a train does not count: later, some
 message has already met the longest delay, and the messages after it come at the link's pace.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple
 
 FIRST_TRAIN: Final = (1_500,) * 8  # bytes of the messages; together they fit TCP's first window
 MAX_PROBE_BYTES: Final = 100_000  # maximum bytes of a probe in one direction
 MAX_MESSAGES: Final = 16  # maximum messages of a train
-_MAX_PROBE_S: Final = 0.25  # time for which a probe may occupy the link (s); jitter may extend it
+_MAX_PROBE_S: Final = 0.22  # time for which a probe may occupy the link (s); jitter may extend it
 _SEGMENT_BYTES: Final = 1_448  # payload of a TCP segment over Ethernet
 _LEAST_MESSAGES: Final = 6
-_SKIPPED: Final = 1 / 3  # share of a train's bytes that do not count
+_LEAST_ON_LINE: Final = 4  # fewer arrivals may be on a line by chance
+_SKIPPED: Final = 0.2  # share of a train's bytes that do not count
 _CLOCK_S: Final = 150e-6  # error of an arrival's time (s): a process reads messages one by one
 _NEAR: Final = 0.15  # largest distance of an arrival on the line, as a share of the line's time
 _PRECISE, _USABLE = 0.1, 0.42  # largest errors: to send no second train, and to give a rate
@@ -39,7 +40,7 @@ def estimate_rate(arrivals_s: Sequence[float], sizes: Sequence[int]) -> TrainRat
     first = next(at for at, end in enumerate(ends) if end >= ends[-1] * _SKIPPED)
     points = list(zip(ends[first:], arrivals_s[first:], strict=True))
     on_line = _most_on_line(points)
-    if not on_line:
+    if len(on_line) < max(_LEAST_ON_LINE, len(points) / 2):
         return None
     mean_bytes = sum(size for size, _ in on_line) / len(on_line)
     mean_s = sum(at for _, at in on_line) / len(on_line)
@@ -111,9 +112,18 @@ class RateProbe:
         is_precise = self._best is not None and self._best.error <= _PRECISE
         self.sizes = ()
         if self._is_first and may_repeat and not is_precise:
-            spread_s = arrivals_s[-1] - arrivals_s[0]
-            self.sizes = _second_train(sizes, max(spread_s, took_s, 1e-4))
+            stalled_s = _stall_s(arrivals_s)
+            spread_s = max(arrivals_s[-1] - arrivals_s[0], took_s) - stalled_s
+            self.sizes = _second_train(sizes, max(spread_s, 1e-4))
         self._is_first = False
+
+
+def _stall_s(arrivals_s: Sequence[float]) -> float:
+    """Return the time for which a lost segment stalled a train: its longest gap, if dominant."""
+    gaps = [after - before for before, after in pairwise(arrivals_s)]
+    longest = max(gaps)
+    others = sum(gaps) - longest
+    return longest - others / (len(gaps) - 1) if longest > others else 0.0
 
 
 def _second_train(sizes: Sequence[int], took_s: float) -> tuple[int, ...]:
