@@ -5,14 +5,18 @@ Out: `SparseRows`, the distributions that the drafter samples from and sends. Th
      with exactly these distributions, so no truncation or quantisation changes the output's law
      (docs/papers.md). They only change acceptance: |β̂ − β| ≤ σ + TV of the quantisation.
 
-Weights are quantised in half octaves: a token of level c has the weight
-w(c) = ⌊2³¹ · 2^(−c/2) + ½⌋, and the row's heaviest token has level 0. The largest rounding error is
-a quarter octave, a factor of 2^(1/4) = 1.19.
+Weights are quantised to levels. The row's heaviest token has level 0; a token of level c, at the
+depth d(c) octaves below it, has the weight w(c) = ⌊2³¹ · 2^(−d(c)) + ½⌋. The distance between
+neighbouring levels is ⅛ octave at the top and doubles every four octaves, up to 1 octave: the
+heavy tokens have most of the mass, and the light tokens most of the bytes. A weight is wrong by at
+most half a step, a factor of 2^(1/16) = 1.04 for the tokens of the first four octaves.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +24,42 @@ from numpy.typing import NDArray
 from pilotfish.speculation.distributions import Floats, Sampling, nucleus
 from pilotfish.speculation.rows import Row
 
-STEPS_PER_OCTAVE = 2
-MAX_LEVEL = 62  # highest level (half octaves): w(62) = 1; tokens of smaller weights are dropped
-_STEPS_PER_NAT = STEPS_PER_OCTAVE / math.log(2.0)
+_STEPS_PER_OCTAVE = 8  # the smallest steps
+_OCTAVES = 4  # the distance between levels doubles after so many octaves, as often as the next says
+_DOUBLINGS = 3
+_DEEPEST = 31  # depth of the last level (octaves): its weight is 1
 
-# Weight of each level, f64 [MAX_LEVEL + 1]; every weight is a whole number. It is computed with
-# integer square roots, which are the same on every platform; exp2 might differ.
+
+def _level_depths() -> list[int]:
+    """Return the depth of each level in smallest steps."""
+    depths, step = [0], 1
+    while depths[-1] < _DEEPEST * _STEPS_PER_OCTAVE:
+        depths.append(depths[-1] + step)
+        step = 1 << min(depths[-1] // (_OCTAVES * _STEPS_PER_OCTAVE), _DOUBLINGS)
+    return depths
+
+
+def _eighth_root(number: int) -> int:
+    """Return ⌊number^(1/8)⌋; integer roots are the same on every platform, exp2 might differ."""
+    return math.isqrt(math.isqrt(math.isqrt(number)))
+
+
+_DEPTHS = _level_depths()
+MAX_LEVEL = len(_DEPTHS) - 1
+
+# Depth (octaves) and weight of each level, f64 [MAX_LEVEL + 1]; every weight is a whole number.
+LEVEL_DEPTHS: NDArray[np.float64] = np.array(_DEPTHS) / _STEPS_PER_OCTAVE
 LEVEL_WEIGHTS: NDArray[np.float64] = np.array(
-    [float((math.isqrt(1 << (64 - level)) + 1) >> 1) for level in range(MAX_LEVEL + 1)]
+    [float((_eighth_root(1 << 256 - depth) + 1) >> 1) for depth in _DEPTHS]
 )
+
+# The borders between levels are multiples of half a smallest step. So the depth in half steps,
+# rounded down, determines the nearest level, u8 [cells].
+_CELLS_PER_OCTAVE = 2 * _STEPS_PER_OCTAVE
+_BORDERS = [above + below for above, below in pairwise(_DEPTHS)]
+_CELLS = 3 * _DEPTHS[-1] - _DEPTHS[-2]  # beyond, a token is nearer to a level that does not exist
+_NEAREST = np.array([bisect_right(_BORDERS, cell) for cell in range(_CELLS)], np.uint8)
+_CELLS_PER_NAT = _CELLS_PER_OCTAVE / math.log(2.0)
 
 # For k < `_MOST_BY_PARTS`, top-k of a large vocabulary first takes the maxima of `_PARTS` parts.
 # The k-th largest maximum is a lower bound of the k-th largest value. A part has the ids with the
@@ -40,8 +71,8 @@ _PARTS, _MOST_BY_PARTS = 4096, 1024
 class SparseRows:
     """Concatenated rows: n distributions over few tokens each, N tokens in total.
 
-    ids: tokens, strictly ascending within a row, u32 [N]. levels: half octaves below the row's
-    heaviest token, u8 [N]; each row has a token of level 0. ends: end index of each row, i64 [n].
+    ids: tokens, strictly ascending within a row, u32 [N]. levels: their levels, u8 [N]; each row
+    has a token of level 0. ends: end index of each row, i64 [n].
     """
 
     ids: NDArray[np.uint32]
@@ -91,13 +122,19 @@ def truncate(logits: Floats, sampling: Sampling, most: int | None = None) -> Spa
     if sampling.greedy:
         levels = np.zeros(1, np.uint8)
     else:
-        # half octaves below the heaviest token, [K]
+        # depth below the heaviest token, in cells, [K]
         depth = (logits.max() - logits[ids]).astype(np.float64)
-        depth *= _STEPS_PER_NAT / sampling.temperature
-        np.rint(depth, out=depth)
-        heavy = depth <= MAX_LEVEL
-        ids, levels = ids[heavy], depth[heavy].astype(np.uint8)
+        depth *= _CELLS_PER_NAT / sampling.temperature
+        heavy = depth < _CELLS
+        ids, levels = ids[heavy], _NEAREST[depth[heavy].astype(np.intp)]
     return SparseRows(ids.astype(np.uint32), levels, np.array([len(ids)]))
+
+
+def nearest_levels(octaves: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Return the level nearest to each depth [N] below the heaviest token; at most `MAX_LEVEL`."""
+    cells = np.minimum(octaves * _CELLS_PER_OCTAVE, _CELLS - 1)
+    levels: NDArray[np.uint8] = _NEAREST[cells.astype(np.intp)]
+    return levels
 
 
 def _truncated_ids(logits: Floats, sampling: Sampling) -> NDArray[np.integer]:

@@ -22,7 +22,7 @@ from pilotfish.base.prose import MOST_CHARACTERS, one_line
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.logits_options import MOST_BIASED
 
-VERSION: Final = 3
+VERSION: Final = 4
 HEADER_BYTES: Final = 16 * 1024
 MAX_FRAMES: Final = 8  # maximum number of array frames in a message
 MAX_WINDOW: Final = 128

@@ -17,7 +17,7 @@ import msgspec
 
 from pilotfish.wire.messages import MAX_WINDOW, U31, U63, Buffer, Header, Name, Text, decode_checked
 
-VERSION: Final = 2
+VERSION: Final = 3
 MAX_ITEMS: Final = 1024
 HEADER_BYTES: Final = 256 * 1024  # maximum size of a header: a step may have an item for each slot
 Incarnation = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]

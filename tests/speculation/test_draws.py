@@ -116,11 +116,15 @@ def test_rounding_is_that_of_the_specification(vector):
 
 def test_weights_of_levels_are_those_of_the_specification():
     assert LEVEL_WEIGHTS.tolist() == VECTORS["level_weights"]
+    depths = [0]  # in eighths of an octave
+    for step, levels in ((1, 32), (2, 16), (4, 8), (8, 19)):
+        depths += [depths[-1] + step * (count + 1) for count in range(levels)]
+    assert depths[-1] == 8 * 31
     with localcontext() as context:
         context.prec = 60
-        for level, weight in enumerate(LEVEL_WEIGHTS):
-            exact = Decimal(2) ** 31 / Decimal(2).sqrt() ** level
-            assert weight == int(exact + Decimal("0.5"))
+        eighth = Decimal(2).sqrt().sqrt().sqrt()
+        for depth, weight in zip(depths, LEVEL_WEIGHTS, strict=True):
+            assert weight == int(Decimal(2) ** 31 / eighth**depth + Decimal("0.5"))
 
 
 def test_uniforms_are_uniform():

@@ -96,9 +96,9 @@ def test_a_broken_length_of_ids_is_refused(vocab: int, length: int) -> None:
 
 
 def test_a_level_beyond_the_last_is_refused() -> None:
-    assert len(decode_sparse(encode_sparse(rows_of({1: 0, 2: 62}), VOCAB), 1, VOCAB).ids) == 2
+    assert len(decode_sparse(encode_sparse(rows_of({1: 0, 2: 75}), VOCAB), 1, VOCAB).ids) == 2
     with pytest.raises(MalformedError, match="levels"):
-        decode_sparse(encode_sparse(rows_of({1: 0, 2: 63}), VOCAB), 1, VOCAB)
+        decode_sparse(encode_sparse(rows_of({1: 0, 2: 76}), VOCAB), 1, VOCAB)
 
 
 @pytest.mark.parametrize("first", [0x00, 0x0E, 0x0F, 0x20, 0xC1])

@@ -1,7 +1,7 @@
 """Encode rows of ids and levels as sections of bits, for all frames of distributions.
 
-In:  N ids, row after row, sorted within a row; and each token's level, the number of steps below
-     its row's likeliest token.
+In:  N ids, row after row, sorted within a row; and each token's level, its weight relative to its
+     row's likeliest token (`speculation.truncation`).
 Out: a head, a unary and a fixed section (`wire.codecs.bits`). Decoding returns ids and levels.
 
 Ids are coded as gaps (`wire.codecs.gaps`), levels as heights above the row's lightest token, since

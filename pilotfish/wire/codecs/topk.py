@@ -12,13 +12,13 @@ row's weights, times ρ. So ρ, the retained mass, is exact to float32. Let m be
 probability. Then a weight is
 
     fp16     p · 2¹⁵/m as IEEE half, so that tokens down to m · 2⁻²⁹ have all 11 bits
-    levels   half octaves below m, 0 to 62, as in `sparse` (`speculation.truncation`)
+    levels   the nearest level below m, as in `sparse` (`speculation.truncation`)
 
 **Error.** A row's shares are its probabilities divided by ρ. For K ≤ 2¹⁸, `MAX_ERROR` bounds the
 total variation between the shares before and after; the error of the probabilities is ρ times this
 bound. If each weight is wrong by a factor between 1/r and r, the shares' error is at most (r −
-1)/(r + 1). r is 1 + 2⁻¹¹ for "fp16" and 2^(1/4) for "levels". `MAX_ERROR` is a little larger, since
-the weights of the lightest tokens are coarser.
+1)/(r + 1). r is 1 + 2⁻¹¹ for "fp16". It is 2^(1/2) for "levels", but only for tokens more than 12
+octaves below m. `MAX_ERROR` is a little larger, since the lightest weights are coarser.
 """
 
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ from pilotfish.base.errors import MalformedError
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.ensemble import TopRows
 from pilotfish.speculation.theory import Values
-from pilotfish.speculation.truncation import LEVEL_WEIGHTS, MAX_LEVEL, STEPS_PER_OCTAVE
+from pilotfish.speculation.truncation import LEVEL_WEIGHTS, nearest_levels
 from pilotfish.wire.codecs.bits import Ints
 from pilotfish.wire.codecs.rows import MAX_HEIGHT_PARAMETER, decode_rows, encode_rows
 from pilotfish.wire.messages import Buffer
 
 TOPK_FORMATS: Final = ("fp16", "fp32", "levels")  # default first; a format's index is its code
-MAX_ERROR: Final = {"fp16": 2.45e-4, "fp32": 0.0, "levels": 0.0867}
+MAX_ERROR: Final = {"fp16": 2.45e-4, "fp32": 0.0, "levels": 0.1718}
 
 _HEAD: Final = 4  # bytes: one for form, tilt and the heights' parameter; three for K
 _LENGTH: Final = 4  # bytes of a row's length, if rows have different K
@@ -173,12 +173,11 @@ def _encode_plain(values: Floats, masses: Values, form: str) -> bytes:
 
 
 def _compute_levels(values: Floats) -> Ints:
-    """Return each token's level, i64 [N]: the steps below its row's likeliest token."""
+    """Return each token's level, i64 [N]."""
     peaks = values.max(axis=1, keepdims=True).astype(np.float64)
     with np.errstate(divide="ignore"):
-        levels = STEPS_PER_OCTAVE * np.log2(peaks / values)
-    whole: Ints = np.rint(np.minimum(levels, MAX_LEVEL)).astype(np.int64)
-    return whole.reshape(-1)
+        octaves = np.log2(peaks / values)
+    return nearest_levels(octaves.reshape(-1)).astype(np.int64)
 
 
 def _read_head(frame: Buffer, k: int, vocab_size: int) -> tuple[str, int, int]:
