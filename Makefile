@@ -9,7 +9,7 @@ SHELL := /bin/bash -o pipefail
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 SHORTLY := | sed -u -nE 's/^ +(Downloading|Using cached) (.*\.whl \(.*)/  \2/p; s/^Installing coll.*/  unpacking …/p'
 
-.PHONY: help venv demo test test-all test-reference lint format bench deb clean
+.PHONY: help venv demo test test-all test-reference lint format bench figures deb clean
 help:
 	@echo "make demo            both ends on this machine, real weights (ARGS='--json out.json')"
 	@echo "make test            the tests, without torch (ARGS='-n 2 -k greedy -x tests/wire': -n"
@@ -19,6 +19,7 @@ help:
 	@echo "make lint            ruff, mypy --strict, import-linter, words"
 	@echo "make deb             the edge as a Debian package (ARGS='--python 3.12 --machine aarch64')"
 	@echo "make bench           every benchmark (ARGS='--quick'); figures go to bench-*.json"
+	@echo "make figures         measure the papers' figures that the package ships (PAPERS=tslt ARGS=figure4)"
 
 venv: $(VENV)/.installed
 
@@ -74,13 +75,22 @@ deb: venv
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
 		$(BIN)/python -m pilotfish.deploy.deb $(ARGS)
 
-# But for those that need a decision head and questions, wisv and channels, or root, paths, and for
-# a picture: when.
+# Without channels, which needs a decision head and questions, paths, which needs root, and when,
+# which draws a picture.
 bench: venv
-	@for script in $(filter-out %/wisv.py %/channels.py %/when.py %/paths.py,$(sort $(wildcard benchmarks/[a-z]*.py))); do \
+	@for script in $(filter-out %/channels.py %/when.py %/paths.py,$(sort $(wildcard benchmarks/[a-z]*.py))); do \
 		echo "== $$script"; \
 		$(BIN)/python $$script --json bench-$$(basename $$script .py).json $(ARGS) || exit 1; \
 	done
+
+# What the package ships as measured with the default pair. An interrupted run continues.
+PAPERS ?= tslt dssd
+figures: venv
+	@for paper in $(PAPERS); do \
+		$(BIN)/python -m pilotfish field paper $$paper $(ARGS) --run \
+			--save pilotfish/lab/field/papers/measured || exit 1; \
+	done
+# The command that makes the decision head follows here.
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,23 +1,15 @@
-"""A target in stages over nodes: what it says, what a round takes, how it fills and recovers.
+"""A target in stages over nodes: what it says, how it fills and recovers.
 
-    python benchmarks/pipeline.py [--json PATH] [--out DIR] [--quick] [--draft DIR] [--target DIR]
-                                  [--only exact | filling | recovery | rounds …]
+    python benchmarks/pipeline.py [--json PATH] [--quick] [--draft DIR] [--target DIR]
+                                  [--only exact | filling | recovery …]
+
+`pilotfish field paper decentralized nodes --run` measures what a round takes.
 
 Every stage is a process of one thread, CURVE between all, an emulated link before each node, so
 that each of the N hops of a round (the one back included) takes t₁ longer.
 
 **exact**: N = 1, 2, 4: the greatest difference of logits from the whole model's, over prompts and
 answers read 5 tokens at a time, and whether answers are the same, token for token.
-
-**rounds**: N = 2, 4, 8; t₁ = 0 and 1, 3, 10 times a stage's compute (of a window of 4 at t₁ = 0,
-over N). A row is the median round of an answer, by `greedy` with windows of 4 and 8, and by
-`stream`, which does not speculate. "model" is T = γ·T_draft + Σ_stages c(γ + 1) + H·t₁: drafting is
-the median of these very rounds, Σ c is what edge and stages say that they computed for them, and
-H = N. Its error is "off". "fixed" is what the model leaves out where t₁ = 0: N encrypted hops
-through emulators, the way between device and edge, the rule. "off_fixed" is the error with that
-added. "eq4" is the paper's T_DSD (4) for the k tokens that a round has, with t₀ = Σ c(1): no
-drafting, verification linear in k, no hop back. "gain" is tokens per second over `stream`'s; "eq9"
-the paper's (9) for it.
 
 **filling**: 4 stages, 1 to 8 sessions, at t₁ = 0 and 10 times a stage's compute. Devices replay the
 same recorded windows of 4, without drafting, each in a session of its own. "batch": windows a pass.
@@ -26,9 +18,8 @@ same recorded windows of 4, without drafting, each in a session of its own. "bat
 Seconds from when it serves again to the end of the next round, against the length of the session;
 and of the very first round, for which the prompt is read at both ends.
 
-Goals: logits to 1e-4, texts identical; the model within 10 % of the measured rounds at t₁ from 1 to
-10 times a stage's compute; 4 sessions over 4 stages at least 2.5 times the tokens per second of
-one where links dominate.
+Goals: logits to 1e-4, texts identical; 4 sessions over 4 stages at least 2.5 times the tokens per
+second of one where links dominate.
 """
 
 import sys
@@ -36,7 +27,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,15 +44,14 @@ from _common import (
     throwaway_keys,
 )
 from _replay import Recording, Replay, record, replay
-from _rounds import NODES, PROMPT, RATIOS, rounds
-from _stages import Bench, Edge, Pipeline
+from _stages import Bench, Pipeline
 
 from pilotfish import Device, EdgeServer
 from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine import Work
 from pilotfish.engines.onnx_decoder import Decoder
-from pilotfish.lab.field.papers.decentralized_measured import draw
+from pilotfish.lab.field.papers.emulated_pipeline import PipelineEdge
 from pilotfish.wire.keys import DeviceKeys
 from tests.support.prefill import prefill
 
@@ -71,14 +60,10 @@ FILLED = 4
 SESSIONS = (1, 2, 4, 8)
 LENGTHS = (100, 500, 1800)
 HOPS_MS = (0, 20)
-PARTS = ("exact", "filling", "recovery", "rounds")
+PARTS = ("exact", "filling", "recovery")
+PROMPT = PROMPTS[3]
 COLUMNS = {
     "exact": ("nodes", "logits_off", "answers", "identical"),
-    "rounds": (
-        *("nodes", "window", "t1_over_c", "t1_ms", "rounds", "tokens", "measured_ms", "draft_ms"),
-        *("compute_ms", "hops_ms", "model_ms", "off", "fixed_ms", "off_fixed"),
-        *("eq4_ms", "gain", "eq9"),
-    ),
     "filling": ("t1_over_c", "t1_ms", "sessions", "tokens_per_s", "over_one", "batch"),
     "recovery": ("t1_ms", "length", "kills", "ready_s", "first_token_s"),
 }
@@ -150,19 +135,19 @@ def filling(bench: Bench, steps: Steps) -> Rows:
     ):
         for device in devices:  # all prompts are read
             replay([device], 2)
-        before = edge.spent()
+        before = edge.computed()
         replay(devices[:1], 12)
-        stage_s = edge.spent().since(before).pass_s / FILLED
+        stage_s = edge.computed().pass_s(before) / FILLED
         for ratio in (0, 10):
-            pipeline.set_latency(ratio * stage_s)
+            pipeline.set_hop(ratio * stage_s)
             item = 0.0
             for count in SESSIONS:
                 steps.next(f"{count} sessions, t₁ {ratio} times a stage's compute")
-                before = edge.spent()
+                before = edge.computed()
                 metrics = replay(devices[:count], 8 if bench.quick else 16)
                 rate = metrics.committed / metrics.seconds
                 item = item or rate
-                passes = edge.spent().since(before).passes
+                passes = edge.computed().passes - before.passes
                 rows.append(
                     {
                         "t1_over_c": ratio,
@@ -188,7 +173,7 @@ def recorded(bench: Bench) -> Recording:
 
 
 @contextmanager
-def replaying(edge: Edge, recording: Recording, bench: Bench) -> Iterator[list[Replay]]:
+def replaying(edge: PipelineEdge, recording: Recording, bench: Bench) -> Iterator[list[Replay]]:
     """A device for each session."""
     payload = DeviceKeys.load(bench.folder)
     with ExitStack() as stack:
@@ -211,7 +196,7 @@ def recovery(bench: Bench, steps: Steps) -> Rows:
     ):
         text = device.prompt(" ".join(PROMPTS) * 20).ids
         for t1_ms in HOPS_MS:
-            pipeline.set_latency(1e-3 * t1_ms)
+            pipeline.set_hop(1e-3 * t1_ms)
             for length in LENGTHS:
                 steps.next(f"recovery, a session of {length} tokens, t₁ = {t1_ms} ms")
                 tried = (
@@ -259,10 +244,6 @@ def judge(options_value: dict[str, Rows]) -> list[Goal]:
         goals.append(at_most("logits off", max(row["logits_off"] for row in rows), 1e-4))
         parted = sum(row["answers"] - row["identical"] for row in rows)
         goals.append(at_most("answers that are not the whole model's", parted, 0))
-    for row in options_value.get("rounds", []):
-        if row["t1_over_c"]:
-            what = f"N = {row['nodes']}, γ = {row['window']}, t₁ = {row['t1_over_c']} c"
-            goals.append(at_most(f"{what}: error of the model", abs(row["off"]), 0.10))
     goals += [
         at_least("4 sessions over one, links dominate", row["over_one"], 2.5)
         for row in options_value.get("filling", [])
@@ -275,11 +256,9 @@ def main() -> int:
     parser = options(__doc__)
     pair_options(parser)
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="these parts")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to draw the rounds")
     args = parser.parse_args()
     parts: dict[str, tuple[Callable[[Bench, Steps], Rows], int]] = {
         "exact": (exact, 1 + len(EXACT)),
-        "rounds": (rounds, len(NODES) * len(RATIOS)),
         "filling": (filling, 1 + 2 * len(SESSIONS)),
         "recovery": (recovery, len(HOPS_MS) * len(LENGTHS)),
     }
@@ -289,9 +268,6 @@ def main() -> int:
         bench = Bench(args, folder)
         for part in args.only:
             results[part] = parts[part][0](bench, steps)
-    if args.out and "rounds" in results:
-        args.out.mkdir(parents=True, exist_ok=True)
-        draw(results["rounds"], args.out)
     rows = [{"part": part, **row} for part in args.only for row in results[part]]
     *others, last = args.only
     for part in others:

@@ -36,6 +36,7 @@ def summary(generation: Generation) -> GenerationFigures:
         "acceptance": round(generation.acceptance, 4),
         "forced": generation.forced,
         **generation.rounded_notes,
+        "key_positions": generation.key_positions,
         "hints": {
             source: {"drafted": drafted, "accepted": accepted}
             for source, (drafted, accepted) in generation.hints.items()

@@ -137,14 +137,14 @@ class AnswerBuffer:
     def take(self, record: Round) -> list[Piece]:
         """Add a round and return its pieces; cut the record's tokens at the answer's end."""
         pieces, tokens = [], []
-        for origin, ids in record.origins:
+        for origin, ids, key in record.origins:
             if not ids:
                 continue
             taken, text = self._push(ids)
             tokens += taken
             if taken:
                 logprobs = record.logprobs[len(tokens) - len(taken) : len(tokens)]
-                pieces.append(Piece(text, taken, origin, logprobs, self._read(text)))
+                pieces.append(Piece(text, taken, origin, logprobs, self._read(text), key))
         record.tokens = tokens
         return pieces
 

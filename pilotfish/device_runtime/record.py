@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from pilotfish.engines.chat_formats.reader import Turn, TurnPart
@@ -40,6 +40,17 @@ class Timings:
         return Timings(**{s: getattr(self, s) + getattr(other, s) for s in STAGES})
 
 
+class TokenRun(NamedTuple):
+    """Adjacent tokens of a round that have the same origin (`Piece.origin`).
+
+    key: whether the drafts at their positions were key tokens (`adaptive`).
+    """
+
+    origin: str
+    tokens: list[int]
+    key: bool = False
+
+
 @dataclass(kw_only=True, slots=True)
 class Round:
     """One draft–verify exchange, or one step of a stream or of a baseline (window 0)."""
@@ -69,6 +80,8 @@ class Round:
     # indices of the accepted tokens that the device drafted without a model, because the grammar
     # allowed only one text
     forced: tuple[int, ...] = ()
+    # indices in the window of the verified tokens that were key (`adaptive`), ascending
+    key: tuple[int, ...] = ()
     # one per token, if requested; None for a token sampled on the device, until the next round
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
 
@@ -78,24 +91,24 @@ class Round:
         return min(self.window, self.accepted + 1)
 
     @property
-    def origins(self) -> Sequence[tuple[str, list[int]]]:
-        """The tokens in groups of adjacent tokens with the same origin; see `Piece.origin`."""
+    def origins(self) -> Sequence[TokenRun]:
+        """The tokens in groups of adjacent tokens of one kind."""
         last = "bonus" if self.accepted == self.window else "corrected"
         if self.protocol == LOCAL:
             last = LOCAL
         elif not self.window and streams(self.protocol):
             last = "target"
-        rest = last, self.tokens[self.accepted :]
-        if not self.forced:
-            return ("drafted", self.tokens[: self.accepted]), rest
+        rest = TokenRun(last, self.tokens[self.accepted :], self.accepted in self.key)
+        if not self.forced and not self.key:
+            return TokenRun("drafted", self.tokens[: self.accepted]), rest
         return *self._accepted_runs(), rest
 
-    def _accepted_runs(self) -> Iterator[tuple[str, list[int]]]:
-        """Split the accepted tokens into groups: each holds only forced or only drafted tokens."""
-        forced = {*self.forced}
+    def _accepted_runs(self) -> Iterator[TokenRun]:
+        """Split the accepted tokens into groups by being forced or drafted, and key or not."""
+        forced, key = {*self.forced}, {*self.key}
         accepted = enumerate(self.tokens[: self.accepted])
-        for was_forced, run in groupby(accepted, lambda pair: pair[0] in forced):
-            yield "forced" if was_forced else "drafted", [id for _, id in run]
+        for kind, run in groupby(accepted, lambda pair: (pair[0] in forced, pair[0] in key)):
+            yield TokenRun("forced" if kind[0] else "drafted", [id for _, id in run], kind[1])
 
     @property
     def exchanges(self) -> int:
@@ -222,6 +235,20 @@ class Generation:
         return sum(at < len(round_.tokens) for round_ in self.rounds for at in round_.forced)
 
     @property
+    def key_positions(self) -> list[int]:
+        """Indices of the answer's tokens at whose positions the draft was a key token.
+
+        If such a draft was rejected, the token is the one that replaced it.
+        """
+        starts = accumulate((len(round_.tokens) for round_ in self.rounds), initial=0)
+        return [
+            start + at
+            for start, round_ in zip(starts, self.rounds, strict=False)
+            for at in round_.key
+            if at < len(round_.tokens)
+        ]
+
+    @property
     def hints(self) -> dict[str, tuple[int, int]]:
         """Under `ahead`, by source of the hints: (drafts in the target's passes, accepted ones)."""
         counts: dict[str, tuple[int, int]] = {}
@@ -274,3 +301,4 @@ class Piece:
     logprobs: Sequence[TokenLogprob | None] = ()  # if requested, and already known
     # words, thought and calls that the parser completed; the text may be ahead of them
     parts: Sequence[TurnPart] = ()
+    key: bool = False  # whether the drafts at these positions were key tokens (`adaptive`)

@@ -229,6 +229,7 @@ class Session:
             )
         decision = self._take_prompt_logprobs(plan, _decision(draft, reply), start)
         decision, logprobs = self._take_logprobs(plan, draft, decision)
+        decision, key = exchange.take_key_tokens(draft, decision)
         accepted = len(draft.path(decision.accepted))
         notes = exchange.check_notes(decision.notes, window=draft.depth, accepted=accepted)
         token = exchange.finish_round(
@@ -239,7 +240,7 @@ class Session:
         reply.timings.settle += (time.monotonic_ns() - reply.received_ns) * _NS
         self._window_passes.record_round(plan, accepted, reply.timings)
         self._last_round = _record(exchange, draft, notes, reply, start, tokens)
-        self._last_round.logprobs = logprobs
+        self._last_round.logprobs, self._last_round.key = logprobs, key
         self._last_round.forced = self._drafter.forced_positions(accepted)
         return self._last_round
 

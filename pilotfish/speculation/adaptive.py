@@ -2,8 +2,8 @@
 
 In:  a chain's tokens, the distribution q̂ that each was drawn from, the target's distribution p at
      each position, and a `Relaxation`.
-Out: the number of accepted tokens, the distribution of the next token, and the sum of the
-     positions' deviations from p.
+Out: the number of accepted tokens, the distribution of the next token, the sum of the positions'
+     deviations from p, and which of the tokens were key.
 
 A token is *key* if the drafter is much less certain than the target (λ₁), if the two disagree about
 this token (λ₂), or if they disagree about the likely tokens (λ₃). A key token is accepted with
@@ -28,6 +28,7 @@ higher τ accepts no token less often. A token that p excludes, for example by t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,29 @@ class Relaxation:
             value = getattr(self, name)
             if not 0.0 <= value <= most:  # false for NaN
                 raise ValueError(f"{name} must be between 0 and {most:g}, not {value}")
+
+
+class TokenRule(NamedTuple):
+    """The rule for one drafted token.
+
+    acceptance: probability of accepting it. deviation: the position's total variation from p. key:
+    whether it is a key token.
+    """
+
+    acceptance: float
+    deviation: float
+    key: bool
+
+
+class RelaxedWalk(NamedTuple):
+    """The result of `verify`.
+
+    deviation: sum over the verified positions. key: whether each verified token is key.
+    """
+
+    walk: Walk
+    deviation: float
+    key: list[bool]
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,6 +176,21 @@ class DistributionComparison:
         """
         return min(1.0, float((accepted - self.strict_mass()).sum()))
 
+    def rule(self, token: int, relaxation: Relaxation) -> TokenRule:
+        """Return the rule for a token that was drawn from the row."""
+        accepted = self.accepted_mass(relaxation)
+        at = self.row.index(token)
+        assert at is not None
+        return TokenRule(
+            float(accepted[at]) / float(self.drafter[at]),
+            self.deviation(accepted),
+            bool(self.key_tokens(relaxation)[at]),
+        )
+
+    def residual(self) -> NDArray[np.float64]:
+        """Return the distribution of the next token after a rejection, f64 [V]."""
+        return residual(self.p / self.p.sum(dtype=np.float64), self.row)
+
 
 def verify(
     ids: Sequence[int] | NDArray[np.uint32],
@@ -159,24 +198,22 @@ def verify(
     p: Callable[[int], Floats],
     coin: NumberedCoin,
     relaxation: Relaxation,
-) -> tuple[Walk, float]:
+) -> RelaxedWalk:
     """Accept tokens [γ] of a chain up to the first rejection; sum the positions' deviations.
 
     q, p: functions of the position, 0 to γ − 1; p [V] also for position γ, after the window. They
     are called only up to the first rejection. coin: function of a position and a probability;
     returns whether the event happened.
     """
-    deviation = 0.0
+    deviation, key = 0.0, []
     for index, token in enumerate(ids):
         comparison = DistributionComparison(p(index), q(index))
-        accepted = comparison.accepted_mass(relaxation)
-        deviation += comparison.deviation(accepted)
-        at = comparison.row.index(int(token))
-        assert at is not None  # the token was drawn from this row
-        if not coin(index, float(accepted[at]) / float(comparison.drafter[at])):
-            rest = residual(comparison.p / comparison.p.sum(dtype=np.float64), comparison.row)
-            return Walk(index, rest, rejected=True), deviation
-    return Walk(len(ids), p(len(ids)), rejected=False), deviation
+        rule = comparison.rule(int(token), relaxation)
+        deviation += rule.deviation
+        key.append(rule.key)
+        if not coin(index, rule.acceptance):
+            return RelaxedWalk(Walk(index, comparison.residual(), rejected=True), deviation, key)
+    return RelaxedWalk(Walk(len(ids), p(len(ids)), rejected=False), deviation, key)
 
 
 def entropy(p: Floats) -> float:

@@ -144,13 +144,25 @@ def test_tokens_of_real_answers_are_counted_by_where_they_came_from(metrics, dev
     ],
 )
 def test_origins_of_a_round(record, expected):
-    assert {origin: len(ids) for origin, ids in record.origins if ids} == expected
+    assert {origin: len(ids) for origin, ids, _ in record.origins if ids} == expected
 
 
 def test_drafted_and_forced_tokens_take_turns_in_order():
     item = a_round(window=5, accepted=4, tokens=5, forced=(1, 2))
     messages = [("drafted", [0]), ("forced", [1, 2]), ("drafted", [3]), ("corrected", [4])]
-    assert [*item.origins] == messages
+    assert [run[:2] for run in item.origins] == messages
+    assert not any(run.key for run in item.origins)
+
+
+def test_key_and_other_tokens_take_turns_in_order():
+    item = a_round(window=5, accepted=4, tokens=5, forced=(1, 2), key=(2, 3, 4))
+    assert [*item.origins] == [
+        ("drafted", [0], False),
+        ("forced", [1], False),
+        ("forced", [2], True),
+        ("drafted", [3], True),
+        ("corrected", [4], True),
+    ]
 
 
 def test_a_baseline_has_no_stages_that_it_lacks(metrics):

@@ -191,9 +191,11 @@ def liar(pair: Pair) -> Iterator[Callable[..., Device]]:
         ("adaptive", 1, [float("inf")]),
         ("adaptive", 1, [float("nan")]),
         ("adaptive", 1, [-0.5]),
-        # after the deviation a federation's omitted mass may follow, and nothing else
-        ("adaptive", 1, [0.5, 2.0001]),
-        ("adaptive", 1, [0.5, 0.001, 0.001]),
+        ("adaptive", 1, [0.5, 3]),
+        ("adaptive", 1, [0.5, 1.0]),
+        # after the counters a federation's omitted mass may follow, and nothing else
+        ("adaptive", 1, [0.5, 1, 2.0001]),
+        ("adaptive", 1, [0.5, 1, 0.001, 0.001]),
         ("tslt", 1, [2.0001]),
         ("tslt", 1, [-0.001]),
         ("tslt", 1, [float("nan")]),
@@ -206,11 +208,39 @@ def test_notes_that_cannot_be(
 ) -> None:
     def script(request: m.DeviceMessage) -> list[Parts]:
         changes: Any = {"accepted": accepted, "notes": notes}
-        return [[verdict(request, **changes)]] if isinstance(request, m.Window) else []
+        key = bytes([2 ** int(sum(notes[1:2])) - 1]) if protocol == "adaptive" else None
+        frames = [] if key is None else [key]
+        return [[verdict(request, **changes), *frames]] if isinstance(request, m.Window) else []
 
     device = liar(script)
-    with pytest.raises(MalformedError):
+    # what is wrong is a note, not the frame of key tokens alone
+    with pytest.raises(MalformedError, match=r"cannot have|more notes|header|not fit"):
         device.generate(PROMPT, protocol=protocol, temperature=1.0, window=4, max_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "key", "frames"),
+    [
+        (1, 1, []),
+        (1, 1, [b""]),
+        (1, 1, [b"\1\0"]),
+        (1, 1, [b"\1", b"\1"]),
+        (1, 1, [b"\4"]),  # the third token was not verified
+        (1, 1, [b"\3"]),
+        (1, 0, [b"\1"]),
+        (4, 1, [b"\x10"]),  # the window has four tokens
+    ],
+)
+def test_key_tokens_that_cannot_be(
+    liar: Callable[..., Device], accepted: int, key: int, frames: list[bytes]
+) -> None:
+    def script(request: m.DeviceMessage) -> list[Parts]:
+        changes: Any = {"accepted": accepted, "notes": [0.5, key]}
+        return [[verdict(request, **changes), *frames]] if isinstance(request, m.Window) else []
+
+    device = liar(script)
+    with pytest.raises(MalformedError, match="key"):
+        device.generate(PROMPT, protocol="adaptive", temperature=1.0, window=4, max_tokens=20)
 
 
 def test_whether_a_card_can_be_written_is_known_before(tmp_path: Path) -> None:

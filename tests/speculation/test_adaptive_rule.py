@@ -72,7 +72,7 @@ def play(length, q, p, relaxation, chance):
     window = ()
     for _ in range(length):
         window += tuple(draw(q(window), 1, chance))
-    walk, deviation = verify(
+    walk, deviation, _ = verify(
         window,
         lambda at: q(window[:at]),
         lambda at: p(window[:at]),
@@ -166,7 +166,7 @@ def test_tau_0_is_the_strict_rule_coin_by_coin(pair, relaxation):
         )
 
     def relaxed(coin):
-        walk, deviation = verify(
+        walk, deviation, _ = verify(
             window, lambda at: q(window[:at]), lambda at: p(window[:at]), coin, relaxation
         )
         assert deviation == 0.0
@@ -303,7 +303,7 @@ def off_by(rule, tau):
 
 
 def real(token, row, p, relaxation, chance):
-    walk, deviation = verify(
+    walk, deviation, _ = verify(
         [token], lambda _: row, lambda at: p((token,)[:at]), lambda _, c: chance.coin(c), relaxation
     )
     return Ended((token,)[: walk.node], walk.weights), deviation
@@ -341,7 +341,7 @@ def test_a_residual_of_the_softened_target_is_not_what_is_told():
 
 def test_a_window_without_tokens_is_the_target_alone():
     p = law_of(Model(4, 1, 0), ONE)
-    walk, deviation = verify(
+    walk, deviation, _ = verify(
         [], lambda _: None, lambda _: p(()), lambda *_: False, Relaxation(tau=0.5, **NONE_KEY)
     )
     assert isinstance(walk, Walk)

@@ -151,6 +151,7 @@ def test_the_deviation_is_that_of_the_logits(
 ) -> None:
     """Worked out again from what was sent and from the target, straight from docs/wire.md."""
     tau, spared = 0.4, 0
+    marked: list[int] = []
     answer = device.generate(
         PROMPT, protocol="adaptive", tau=tau, lambdas=lambdas, seed=7, draft_top_k=12, **SAMPLED
     )
@@ -162,22 +163,30 @@ def test_the_deviation_is_that_of_the_logits(
         assert isinstance(verdict, m.Verdict)
         ids = decode_ids(sent.frames[0], VOCAB)
         q = decode_sparse(sent.frames[1], len(ids), VOCAB)
-        expected = 0.0
+        expected, key = 0.0, []
         for at in range(min(len(ids), verdict.accepted + 1)):
-            result, relaxed = position(
+            result, marks = position(
                 p[round_.start + at - 1], distribution_of(q.row(at), VOCAB), tau, lambdas
             )
-            expected, spared = expected + result, spared + relaxed
+            expected, spared = expected + result, spared + (result > 0)
+            key += [at] if marks[ids[at]] else []
         assert verdict.notes[0] == pytest.approx(expected, abs=1e-4)
         assert round_.notes["deviation"] == verdict.notes[0]
+        assert list(round_.key) == key
+        assert round_.notes["key"] == verdict.notes[1] == len(key)
+        marked += [round_.start - len(PROMPT) + at for at in key]
     assert spared > 10
+    assert bool(marked) == (lambdas == SOME_KEY)
+    assert answer.key_positions == [at for at in marked if at < len(answer.tokens)]
+    assert summary(answer)["key_positions"] == answer.key_positions
+    assert summary(answer)["key"] == len(marked)
     assert answer.notes["deviation"] == pytest.approx(deviation([answer]))
 
 
 def position(
     p: np.ndarray, q: np.ndarray, tau: float, lambdas: tuple[float, float, float]
-) -> tuple[float, bool]:
-    """The deviation of one position, and whether any token of it strays."""
+) -> tuple[float, np.ndarray]:
+    """The deviation of one position, and whether each token is key."""
     first, second, third = lambdas
     entropies = [-sum(x * np.log(x) for x in law[law > 0]) for law in (q, p)]
     tops = [{*np.flatnonzero(law >= max(np.sort(law)[-10], 1e-300))} for law in (q, p)]
@@ -187,7 +196,7 @@ def position(
     key = (np.abs(p - q) > second) | (entropies[0] / max(entropies[1], 0.01) > first)
     key |= overlap < third
     beyond = ~key & (q > p)
-    return float((np.minimum(q, soft) - p)[beyond].sum()), bool(beyond.any())
+    return float((np.minimum(q, soft) - p)[beyond].sum()), key
 
 
 def test_it_is_told_wherever_a_round_is(device: Device, tmp_path: Path) -> None:
@@ -196,6 +205,25 @@ def test_it_is_told_wherever_a_round_is(device: Device, tmp_path: Path) -> None:
     assert summary(answer)["deviation"] == pytest.approx(answer.notes["deviation"], abs=1e-6)
     strict = device.generate(PROMPT, protocol="greedy", max_tokens=10)
     assert summary(strict)["deviation"] == 0.0
+    assert summary(strict)["key_positions"] == strict.key_positions == []
+
+
+def test_the_pieces_of_a_stream_are_key_or_not(device: Device) -> None:
+    options = {
+        **SAMPLED,
+        "protocol": "adaptive",
+        "tau": 0.5,
+        "lambdas": SOME_KEY,
+        "seed": 7,
+        "draft_top_k": 12,
+    }
+    at, key = 0, []
+    for piece in device.stream(PROMPT, **options):
+        key += [*range(at, at + len(piece.tokens))] if piece.key else []
+        at += len(piece.tokens)
+    assert device.last is not None
+    assert key == device.last.key_positions
+    assert 0 < len(key) < at
 
 
 def test_run_files_and_their_tables_have_it(
@@ -263,6 +291,7 @@ def test_the_service_takes_tau_and_tells_the_deviation(service: Any) -> None:
     info = answered.json()["pilotfish"]
     assert info["protocol"] == "adaptive"
     assert 0.0 < info["deviation"] <= 1.0
+    assert info["key"] == len(info["key_positions"]) == 0
     assert service.get("/status").json()["last"]["deviation"] == pytest.approx(
         info["deviation"], abs=1e-6
     )

@@ -1,7 +1,7 @@
 """``pilotfish field paper``: a paper's closed forms and its figures as measured here."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.progress import ProgressDisplay
-from pilotfish.cli.export import default_pair
+from pilotfish.cli.export import default_artifact, default_pair
 from pilotfish.cli.options import Commands, int_between, json_option, write_json
 from pilotfish.lab.field.papers import PAPERS
 from pilotfish.lab.field.papers.figure import Bench, Figure, default_prompts
@@ -29,7 +29,8 @@ example:
   pilotfish field paper tslt figure4          only this figure, as measured for this version
   pilotfish field paper tslt figure4 --run    measure it on this machine, beside the printed one
 """
-_RUN_ONLY = ("draft", "target", "prompts", "seed", "threads", "save")
+_CUT_TO = 27  # layers of the second default worker, of 30
+_RUN_ONLY = ("draft", "target", "worker", "prompts", "seed", "threads", "save")
 
 
 def add_to(actions: Commands) -> None:
@@ -69,6 +70,15 @@ def _add_measuring(paper: argparse.ArgumentParser) -> None:
     group.add_argument("--draft", type=Path, metavar="DIR", help=f"the drafter's artifact {note}")
     group.add_argument("--target", type=Path, metavar="DIR", help=f"the target's artifact {note}")
     group.add_argument(
+        "--worker",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="specfed: the artifact of the second worker, beside the target; may be repeated, each "
+        "is an experiment of its own (default: the default model in int8, with all of its layers "
+        f"and with the first {_CUT_TO})",
+    )
+    group.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
@@ -101,13 +111,14 @@ def _run(args: argparse.Namespace) -> int:
     closed = [] if args.measures else [s for s in paper.sheets() if args.figure in (None, s.key)]
     if args.json:
         write_json(args.json, _as_json(paper, [*closed, *measured], results))
+    whole = args.figure is None and not args.measures
     if args.json != "-":
-        whole = args.figure is None and not args.measures
         _show(paper, [*closed, *measured], whole=whole)
     if args.out:
         notes = Console(stderr=True, highlight=False)
         args.out.mkdir(parents=True, exist_ok=True)
-        for picture in paper.draw(args.out):
+        closed_pictures = paper.draw(args.out) if whole else ()
+        for picture in (*closed_pictures, *_draw(figures, results, args.out)):
             notes.print(f"drawn: {picture}", soft_wrap=True, markup=False)
     return 0
 
@@ -153,11 +164,27 @@ def _measure(args: argparse.Namespace, figures: Sequence[Figure]) -> dict[str, F
                 seed=args.seed or 0,
                 threads=args.threads,
                 report=display.show,
+                workers=lambda: args.worker or _default_workers(),
             )
             results[figure.key] = measure_figure(
                 args.paper, figure, bench, args.save or Path(), _command(args, figure)
             )
     return results
+
+
+def _draw(
+    figures: Sequence[Figure], results: dict[str, FigureFile | None], folder: Path
+) -> Iterator[Path]:
+    """Draw the measured figures; yield the pictures' paths."""
+    for figure in figures:
+        result = results[figure.key]
+        if figure.draw is not None and result is not None:
+            yield from figure.draw(result.rows, folder)
+
+
+def _default_workers() -> list[Path]:
+    """Return a worker that hardly differs from the default target, and one that differs much."""
+    return [default_artifact("int8"), default_artifact("int8", _CUT_TO)]
 
 
 def _command(args: argparse.Namespace, figure: Figure) -> str:
@@ -166,6 +193,8 @@ def _command(args: argparse.Namespace, figure: Figure) -> str:
     for name in ("draft", "target", "prompts"):
         if (path := getattr(args, name)) is not None:
             words += [f"--{name}", path.name]
+    for worker in args.worker or ():
+        words += ["--worker", worker.name]
     for name in ("seed", "threads"):
         if (value := getattr(args, name)) is not None:
             words += [f"--{name}", str(value)]

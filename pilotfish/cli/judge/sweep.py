@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,15 +24,19 @@ from pilotfish.lab.judge.sweep_file import SweepFile, SweepHeader
 from pilotfish.lab.judge.sweeping import SweepSettings, settings_of, sweep
 from pilotfish.lab.judge.tasks import make_task, read_task_questions
 from pilotfish.lab.pairs import OpenPair
+from pilotfish.wire.protocols.adaptive import Adaptive, RelaxationOptions
 
 _Value = TypeVar("_Value")
 _EXAMPLE = """\
 example:
   pilotfish judge sweep --draft drafter --target target --head heads/smol-qwen \\
       --questions dev.jsonl --windows 10,16 --links 500:5,20:50 --out sweep.jsonl --plot sweep.png
+  pilotfish judge sweep --draft drafter --target target --tau 0,0.2,0.4,0.6,0.8 --windows 4 \\
+      --questions dev.jsonl --links 500:5,20:50 --out sweep.jsonl
   pilotfish judge sweep --report sweep.jsonl
 
-To resume an interrupted run, give the same command again.
+To resume an interrupted run, give the same command again. With further heads, thresholds, links or
+τ, it adds what each question lacks.
 """
 
 
@@ -40,8 +44,8 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "sweep",
-        help="compare a head's thresholds with greedy: accuracy, rounds, latency",
-        description="Answers questions under each threshold, window and link, with both models.\n"
+        help="compare heads and adaptive with greedy: accuracy, rounds, bytes, latency",
+        description="Answers questions with both models under each threshold, τ, window and link.\n"
         "Reports how many answers are right, how many rounds they take, and how long these rounds\n"
         "would take over the links.",
         epilog=_EXAMPLE,
@@ -81,11 +85,13 @@ def _require(value: _Value | None, name: str) -> _Value:
 def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
     """Answer the questions that the sweep file lacks."""
     draft, target = _require(settings.draft, "draft"), _require(settings.target, "target")
-    names, source = _require(settings.heads, "head"), _require(settings.questions, "questions")
+    source = _require(settings.questions, "questions")
+    names = settings.heads if settings.tau else _require(settings.heads, "head")
     task = make_task(settings.task, settings.checker)
     selected = read_task_questions(source, task)[: settings.count]
     opened = OpenPair(draft, target)
-    opened.require_hidden_states()
+    if names:
+        opened.require_hidden_states()
     heads = {head.card.name: head for head in map(DecisionHead.load, names)}
     plan = _plan(settings, opened, heads, task.instruction)
     selected = select_fitting(selected, opened.vocabularies, settings.max_tokens, opened.context)
@@ -98,16 +104,26 @@ def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
             sweep_file.set_pace(asdict(pace_of(sweep_file, settings.draft_ms, settings.verify_ms)))
         elif sweep_file.pace is None:
             sweep_file.set_pace(asdict(measure_pace(opened, plan.windows, settings)))
-        remaining = [question for question in selected if question.key not in sweep_file.tallies]
+        assert sweep_file.plan is not None
+        plan = sweep_file.plan
+        if missing := [name for name in plan.heads if name not in heads]:
+            raise UnsupportedError(
+                f"{sweep_file.path} also has the head {missing[0]}: give it by --head, too."
+            )
+        answered = {key: len(counts) for key, counts in sweep_file.tallies.items()}
+        settings_count = len(plan.settings)
+        remaining = sum(answered.get(each.key, 0) < settings_count for each in selected)
         if not remaining:
             return
         context = max(count_tokens(each, opened.vocabularies, plan.most) for each in selected)
-        slots = min(settings.slots, len(remaining))
+        slots = min(settings.slots, remaining)
         readers = Readers(*opened.paths, slots=slots, context=context, engine=settings)
         whole = {question.key for question in selected[: settings.whole]}
         with ProgressDisplay() as display:
-            report = display.counter("sweeping, questions", len(remaining))
-            outcomes = sweep(readers, opened.vocabularies, task, remaining, plan, heads, whole)
+            report = display.counter("sweeping, questions", remaining)
+            outcomes = sweep(
+                readers, opened.vocabularies, task, selected, plan, heads, whole, answered
+            )
             for number, (key, tallies) in enumerate(outcomes, 1):
                 sweep_file.add(key, tallies)
                 report(number)
@@ -147,8 +163,21 @@ def _plan(
             }
             for name, head in heads.items()
         },
-        settings=settings_of(sorted({*settings.windows}), thresholds, settings.links),
+        settings=settings_of(sorted({*settings.windows}), thresholds, settings.links, settings.tau),
+        links=[*settings.links],
+        sampling=_sampling(settings) if settings.tau else None,
     )
+
+
+def _sampling(settings: SweepSettings) -> dict[str, Any]:
+    """Return the parameters of `adaptive` for the header."""
+    relaxation = RelaxationOptions(lambdas=settings.lambdas).relaxation
+    return {
+        "temperature": settings.temperature,
+        "draft_top_k": Adaptive.default_top_k,
+        "seed": settings.seed,
+        "lambdas": [relaxation.lambda1, relaxation.lambda2, relaxation.lambda3],
+    }
 
 
 def _curve_thresholds(head: DecisionHead) -> list[float]:

@@ -8,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.cli.judge.swept_protocols import protocol_table
 from pilotfish.cli.options import write_json
 from pilotfish.lab.judge.costs import FULL, GREEDY, JUDGED, Cost, ModelPace
 from pilotfish.lab.judge.figures import Figure, costs, figures
@@ -39,7 +41,9 @@ def show(sweep_file: SweepFile, pace: ModelPace, json_path: str | None) -> None:
     console = Console(highlight=False)
     for profile in plan.profiles:
         for window in plan.windows:
-            console.print(_table(rows, spent, profile, window))
+            if plan.heads:
+                console.print(_table(rows, spent, profile, window))
+            console.print(protocol_table(rows, spent, profile, window))
     verify = ", ".join(f"{width}: {s * 1e3:.0f}" for width, s in sorted(pace.verify_s.items()))
     caption = _MODELLED.format(draft=pace.draft_s * 1e3, verify=verify)
     console.print(caption, style="dim", soft_wrap=True)
@@ -84,7 +88,7 @@ def _table(
     selected = [
         (figure, spent[at, profile])
         for at, figure in enumerate(rows)
-        if (at, profile) in spent and figure.setting.window == window
+        if (at, profile) in spent and figure.setting.window == window and figure.setting.tau is None
     ]
     table = Table(
         title=f"{profile}, window {window}, {selected[0][0].n} questions",
@@ -135,8 +139,10 @@ def draw(path: Path, sweep_file: SweepFile) -> None:
     assert sweep_file.plan is not None
     plan, rows = sweep_file.plan, figures(sweep_file.plan, list(sweep_file.tallies.values()))
     window = plan.windows[0]
-    plain = next(figure for figure in rows if figure.setting.head is None)
+    plain = next(figure for figure in rows if figure.setting.is_greedy)
     judged = [figure for figure in rows if figure.setting.head and figure.setting.window == window]
+    if not judged:
+        raise UnsupportedError("--plot shows the thresholds of a head, and this sweep has none.")
     head = judged[0].setting.head
     thresholds = sorted(
         {figure.setting.threshold or 0.0 for figure in judged if figure.setting.head == head}

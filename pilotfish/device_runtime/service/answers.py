@@ -150,7 +150,9 @@ class CompletionFormat:
     def piece_events(self, piece: Piece) -> list[Body]:
         """Return the chunks of one piece."""
         content = delta_of(piece.parts) if self._chat else piece.text
-        note = {"origin": piece.origin, "tokens": len(piece.tokens)}
+        note: Body = {"origin": piece.origin, "tokens": len(piece.tokens)}
+        if piece.key:
+            note["key"] = True
         before = self.start_events()
         chunk = self._chunk(content, note=note)
         chunk["choices"][0]["logprobs"] = self._logprobs(piece.tokens, piece.logprobs)
@@ -282,6 +284,7 @@ def summary(generation: Generation) -> Body:
         "accepted": sum(round_.accepted for round_ in rounds),
         "forced": generation.forced,
         **generation.rounded_notes,
+        "key_positions": generation.key_positions,
         "acceptance": round(generation.acceptance, 4),
         "tokens_per_s": round(generation.tokens_per_s, 2),
         "first_token_ms": round(generation.first_token_s * 1e3, 2),

@@ -213,7 +213,7 @@ class ServiceMetrics:
                     counts.stages[protocol, stage].add(seconds)
             counts.bytes["up", "rounds"] += record.uplink_bytes
             counts.bytes["down", "rounds"] += record.downlink_bytes
-            for origin, ids in record.origins:
+            for origin, ids, _ in record.origins:
                 if ids:
                     counts.tokens[origin] += len(ids)
             if record.source:

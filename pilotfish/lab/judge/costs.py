@@ -29,6 +29,7 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.codecs.hidden import hidden_bytes
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, WisvFull
+from pilotfish.wire.protocols.adaptive import Adaptive
 from pilotfish.wire.protocols.protocol import (
     STATES_REQUEST_BYTES,
     WINDOW_BYTES,
@@ -37,6 +38,7 @@ from pilotfish.wire.protocols.protocol import (
 )
 
 GREEDY, DSD, FULL, SELECTIVE = PROTOCOLS = ("greedy", "dsd", "wisv-full", "wisv-selective")
+RELAXED = Adaptive.name
 JUDGED = (FULL, SELECTIVE)
 
 _SWEEPS = 3
@@ -145,6 +147,18 @@ def cost(
         seconds += communication_s(again_up, again_down, link, requests)
         up, down, exchanges = up + again_up, down + again_down, exchanges + requests
     return Cost(seconds, up, down, exchanges)
+
+
+def relaxed_cost(questions: Sequence[QuestionCounts], link: Link, pace: ModelPace) -> Cost:
+    """Compute the total cost of these answers of `adaptive`, from their messages' bytes."""
+    counted = [(counts.rounds, counts.relaxed) for counts in questions if counts.relaxed]
+    up, down = (sum(getattr(relaxed, name) for _, relaxed in counted) for name in ("up", "down"))
+    rounds = sum(count for count, _ in counted)
+    computing_s = sum(
+        count * (drafted * pace.draft_s + pace.verify_pass_s(drafted + 1))
+        for drafted, count in _windows(questions).items()
+    )
+    return Cost(computing_s + communication_s(up, down, link, rounds), up, down, rounds)
 
 
 def _windows(questions: Iterable[QuestionCounts]) -> Mapping[int, int]:

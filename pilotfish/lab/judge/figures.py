@@ -1,14 +1,14 @@
-"""Compute a sweep's results: accuracy and rounds of each setting, compared with `greedy`.
+"""Compute a sweep's results: accuracy and rounds of each setting, compared with its baseline.
 
-In:  the counts of n questions. Out: a `Figure` per setting. Each difference from `greedy` on the
-     same questions has a confidence interval, from a seeded bootstrap over questions.
+In:  the counts of n questions. Out: a `Figure` per setting. Each difference from the baseline
+     (`greedy`, or the lowest τ of `adaptive`) on the same questions has a confidence interval, from
+     a seeded bootstrap over questions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,13 @@ from pilotfish.lab.judge.costs import (
     DSD,
     GREEDY,
     JUDGED,
+    RELAXED,
     SELECTIVE,
     Cost,
     ModelPace,
     cost,
     mismatch_share,
+    relaxed_cost,
 )
 from pilotfish.lab.judge.sweep_file import LinkProfile, QuestionCounts, SweepHeader, SweepSetting
 from pilotfish.wire.protocols.decision_head import CERTAIN_THRESHOLDS
@@ -37,14 +39,16 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """The results of one setting over n questions. `greedy`: the same window without a head.
+    """The results of one setting over the n questions that were answered under it.
 
-    right: number of correct answers. gained: accuracy minus the accuracy of `greedy`. aal:
-    committed tokens per round, the correction included (AAL in the WISV paper). aal_gained: AAL
-    relative to `greedy`, minus 1. rounds: mean rounds per answer. rounds_saved: share of the rounds
-    of `greedy` that the setting saves. tokens: mean tokens per answer. forgiven: share of the
-    decided mismatches that were forgiven. gained_within, aal_within, saved_within: 95 % intervals
-    of gained, aal_gained and rounds_saved.
+    right: number of correct answers. gained: accuracy minus the baseline's, on the same questions.
+    The baseline of `adaptive` is its lowest τ, of every other setting `greedy`, at the same window.
+    aal: committed tokens per round, the correction included (AAL in the WISV paper). aal_gained:
+    AAL relative to the baseline's, minus 1. rounds: mean rounds per answer. rounds_saved: share of
+    the baseline's rounds that the setting saves. tokens: mean tokens per answer. forgiven: share of
+    the decided mismatches that were forgiven. deviation, key: mean deviation of a verified token,
+    and share of key tokens; None except for `adaptive`. gained_within, aal_within, saved_within:
+    95 % intervals of gained, aal_gained and rounds_saved.
     """
 
     setting: SweepSetting
@@ -60,6 +64,8 @@ class Figure:
     saved_within: Interval
     tokens: float
     forgiven: float
+    deviation: float | None = None
+    key: float | None = None
 
     @property
     def accuracy(self) -> float:
@@ -68,57 +74,106 @@ class Figure:
 
 
 def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts]]) -> list[Figure]:
-    """Compute the results of all settings, in the plan's order.
+    """Compute the results of the settings that have an answered question, in the plan's order.
 
-    question_counts: [questions][settings].
+    question_counts: [questions][settings]; a question may lack the last settings.
     """
-    # five arrays, each [questions, settings]
-    right, tokens, rounds, forgiven, decided = (
-        np.array(
-            [[getattr(counts, name) for counts in row] for row in question_counts], dtype=np.float64
+    columns = range(max(map(len, question_counts)))
+    # whether a question was answered under a setting and under its baseline, [questions, settings]
+    answered = np.array([[at < len(row) for at in columns] for row in question_counts])
+    baselines = _baselines(plan.settings[: len(columns)])
+    answered &= answered[:, baselines]
+
+    def table(name: str) -> Doubles:
+        return np.array(
+            [
+                [getattr(row[at], name) if at < len(row) else 0 for at in columns]
+                for row in question_counts
+            ],
+            dtype=np.float64,
         )
-        for name in ("right", "tokens", "rounds", "forgiven", "decided")
-    )
+
+    names = ("right", "tokens", "rounds", "forgiven", "decided")
+    right, tokens, rounds, forgiven, decided = map(table, names)
     n = len(right)
     # how often each resample has each question, [resamples, questions]
     samples = np.random.default_rng(_SEED).multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
-    greedy = {s.window: column for column, s in enumerate(plan.settings) if s.head is None}
-    baselines = [greedy[setting.window] for setting in plan.settings]
 
     def differences(weights: Doubles) -> Doubles:
         """Compute accuracy gained, AAL gained and rounds saved, [3, resamples, settings].
 
         weights: how often each question counts, [resamples, questions].
         """
-        accuracy, token_sums, round_sums = weights @ right / n, weights @ tokens, weights @ rounds
-        aal = token_sums / round_sums
-        gained = accuracy - accuracy[:, baselines]
+
+        def sums(values: Doubles) -> tuple[Doubles, Doubles]:
+            """Sum over the questions that have both: a setting's values, and its baseline's."""
+            return weights @ (values * answered), weights @ (values[:, baselines] * answered)
+
+        count = np.maximum(weights @ answered, 1.0)
+        (accuracy, before), (round_sums, rounds_before) = sums(right), sums(rounds)
+        token_sums, tokens_before = sums(tokens)
+        fewest = np.maximum(round_sums, 1.0), np.maximum(rounds_before, 1.0)
+        aal, aal_before = token_sums / fewest[0], tokens_before / fewest[1]
         return np.stack(
-            [gained, aal / aal[:, baselines] - 1.0, 1.0 - round_sums / round_sums[:, baselines]]
+            [
+                (accuracy - before) / count,
+                aal / np.maximum(aal_before, 1.0) - 1.0,
+                1.0 - round_sums / fewest[1],
+            ]
         )
 
     # observed: [3, settings]; bounds: [3, settings, 2]
     observed = differences(np.ones((1, n)))[:, 0].tolist()
     within = np.percentile(differences(samples), [_TAIL, 100.0 - _TAIL], axis=1)
     bounds = np.moveaxis(within, 0, -1).tolist()
-    return [
-        Figure(
-            setting=setting,
-            n=n,
-            right=int(right[:, column].sum()),
-            gained=observed[0][column],
-            gained_within=tuple(bounds[0][column]),
-            aal=float(tokens[:, column].sum() / rounds[:, column].sum()),
-            aal_gained=observed[1][column],
-            aal_within=tuple(bounds[1][column]),
-            rounds=float(rounds[:, column].mean()),
-            rounds_saved=observed[2][column],
-            saved_within=tuple(bounds[2][column]),
-            tokens=float(tokens[:, column].mean()),
-            forgiven=float(forgiven[:, column].sum() / max(decided[:, column].sum(), 1.0)),
+    results = []
+    for column in columns:
+        rows = answered[:, column]
+        deviation, key = _relaxed_means(
+            [row[column] for row in question_counts if column < len(row)]
         )
-        for column, setting in enumerate(plan.settings)
-    ]
+        results.append(
+            Figure(
+                setting=plan.settings[column],
+                n=int(rows.sum()),
+                right=int(right[rows, column].sum()),
+                gained=observed[0][column],
+                gained_within=tuple(bounds[0][column]),
+                aal=float(tokens[rows, column].sum() / max(rounds[rows, column].sum(), 1.0)),
+                aal_gained=observed[1][column],
+                aal_within=tuple(bounds[1][column]),
+                rounds=float(rounds[rows, column].mean()),
+                rounds_saved=observed[2][column],
+                saved_within=tuple(bounds[2][column]),
+                tokens=float(tokens[rows, column].mean()),
+                forgiven=float(forgiven[:, column].sum() / max(decided[:, column].sum(), 1.0)),
+                deviation=deviation,
+                key=key,
+            )
+        )
+    return results
+
+
+def _baselines(settings: Sequence[SweepSetting]) -> list[int]:
+    """Return the index of each setting's baseline."""
+    greedy = {setting.window: at for at, setting in enumerate(settings) if setting.is_greedy}
+    strictest: dict[int, int] = {}
+    relaxed = [at for at, setting in enumerate(settings) if setting.tau is not None]
+    for at in sorted(relaxed, key=lambda at: settings[at].tau or 0.0):
+        strictest.setdefault(settings[at].window, at)
+    return [(greedy if setting.tau is None else strictest)[setting.window] for setting in settings]
+
+
+def _relaxed_means(questions: Sequence[QuestionCounts]) -> tuple[float | None, float | None]:
+    """Compute the mean deviation and the share of key tokens; None except for `adaptive`."""
+    counts = [question.relaxed for question in questions if question.relaxed]
+    verified = sum(count.verified for count in counts)
+    if not verified:
+        return None, None
+    return (
+        sum(count.deviation for count in counts) / verified,
+        sum(count.key for count in counts) / verified,
+    )
 
 
 def costs(
@@ -129,30 +184,51 @@ def costs(
     `dsd` has the same rounds as `greedy`, because both accept the same tokens at temperature 0.
     """
     sizes = PairSizes(plan.target["vocabulary"], plan.drafter["hidden"])
-    missed = mismatch_share(counts for row in question_counts for counts in row)
+    missed = mismatch_share(
+        counts for row in question_counts for counts in row if counts.relaxed is None
+    )
     results = {}
     for index, setting in enumerate(plan.settings):
-        setting_counts = [row[index] for row in question_counts]
-        form = plan.heads[setting.head]["form"] if setting.head else "int8"
-        answer_cost = partial(
-            cost, setting_counts, pace=pace, sizes=sizes, form=form, mismatch_share=missed
-        )
-        # no states are asked for, so a round costs as much as one of `greedy`
-        certain = setting.threshold in CERTAIN_THRESHOLDS
+        setting_counts = [row[index] for row in question_counts if index < len(row)]
+        if not setting_counts:
+            continue
         for profile in [setting.profile] if setting.profile else plan.profiles:
             results[index, profile] = {
-                name: Cost(
-                    *(
-                        total / len(setting_counts)
-                        for total in answer_cost(
-                            protocol=GREEDY if name == SELECTIVE and certain else name,
-                            link=profile.link,
-                        )
-                    )
-                )
-                for name in (JUDGED if setting.head else (GREEDY, DSD))
+                name: Cost(*(total / len(setting_counts) for total in whole))
+                for name, whole in _whole_costs(
+                    plan, setting, setting_counts, profile, pace, sizes, missed
+                ).items()
             }
     return results
+
+
+def _whole_costs(
+    plan: SweepHeader,
+    setting: SweepSetting,
+    counts: Sequence[QuestionCounts],
+    profile: LinkProfile,
+    pace: ModelPace,
+    sizes: PairSizes,
+    missed: float,
+) -> dict[str, Cost]:
+    """Compute the total cost of a setting's answers, by protocol."""
+    if setting.tau is not None:
+        return {RELAXED: relaxed_cost(counts, profile.link, pace)}
+    form = plan.heads[setting.head]["form"] if setting.head else "int8"
+    # no states are asked for, so a round costs as much as one of `greedy`
+    certain = setting.threshold in CERTAIN_THRESHOLDS
+    return {
+        name: cost(
+            counts,
+            GREEDY if name == SELECTIVE and certain else name,
+            profile.link,
+            pace,
+            sizes,
+            form=form,
+            mismatch_share=missed,
+        )
+        for name in (JUDGED if setting.head else (GREEDY, DSD))
+    }
 
 
 def curve(

@@ -75,7 +75,7 @@ class QuestionReader:
     """One question's prompt in both vocabularies. most: maximum number of tokens in an answer.
 
     An answer is a list of the target's token ids after the prompt. If it has ended, its last id is
-    an end token.
+    an end token. vocab_size: number of the target's tokens.
     """
 
     def __init__(self, question: Question, pair: Pair, most: int) -> None:
@@ -86,6 +86,7 @@ class QuestionReader:
         self._prompt_ids: Ids = self.prompt.ids.astype(np.int64)
         self._bridge: Bridge = pair.bridge()
         self._bridge.start(self.prompt)
+        self.vocab_size = pair.target.vocab_size
         self._tokenizer = pair.target.tokenizer
 
     def text(self, answer: Sequence[int]) -> str:

@@ -1,7 +1,7 @@
-"""Sweep thresholds, windows and links over a set of questions (WISV §VI).
+"""Sweep thresholds, τ, windows and links over a set of questions (WISV §VI).
 
-In:  questions, heads with their thresholds, windows, links. Out: each question's counts under every
-     setting (`judge.sweep_file`).
+In:  questions, heads with their thresholds, τ of `adaptive`, windows, links. Out: each question's
+     counts under every setting (`judge.sweep_file`).
 
 The tokens and rounds come from the real models. Their time is modelled (`judge.costs`).
 """
@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 from msgspec import Meta
@@ -23,10 +24,17 @@ from pilotfish.edge_runtime.head import DecisionHead, Score
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.lab.judge.model_passes import Procedure, Readers
 from pilotfish.lab.judge.question_reader import QuestionReader
+from pilotfish.lab.judge.relaxed_walks import (
+    RelaxedSampling,
+    RelaxedTrajectory,
+    relaxed_walks,
+)
 from pilotfish.lab.judge.sweep_file import LinkProfile, QuestionCounts, SweepHeader, SweepSetting
 from pilotfish.lab.judge.tasks import TASKS, Question, Task
 from pilotfish.lab.judge.trajectories import Trajectory, WalkSettings, walks
+from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.messages import MAX_WINDOW
+from pilotfish.wire.protocols.adaptive import Adaptive, Ratio, RelaxationOptions, Share
 
 QUANTILES = "quantiles"
 _WHOLE = 12  # number of one question's windows that are read to their ends
@@ -102,6 +110,22 @@ class SweepSettings(EngineSettings, frozen=True, kw_only=True):
             metavar="ρ,ρ,…",
         ),
     ] = ()
+    tau: Annotated[
+        tuple[Annotated[float, Meta(ge=0, le=1)], ...],
+        setting(
+            "also answer with protocol adaptive, at the shortest of the windows, with these τ",
+            form=thresholds,
+            metavar="τ,τ,…",
+        ),
+    ] = ()
+    lambdas: Annotated[
+        tuple[Ratio, Share, Share] | None,
+        setting("λ₁, λ₂ and λ₃ of protocol adaptive", metavar="λ₁,λ₂,λ₃"),
+    ] = None
+    temperature: Annotated[
+        float, setting("temperature of both models under protocol adaptive", gt=0, metavar="T")
+    ] = 1.0
+    seed: Annotated[int, setting("seed of the draws under protocol adaptive", ge=0)] = 0
     windows: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=MAX_WINDOW)], ...],
         setting("numbers of draft tokens per round", metavar="γ,γ,…"),
@@ -176,10 +200,11 @@ def settings_of(
     windows: Sequence[int],
     thresholds: Mapping[str, Sequence[float]],
     profiles: Sequence[LinkProfile],
+    taus: Sequence[float] = (),
 ) -> list[SweepSetting]:
-    """List the settings: `greedy` at each window, each head at each window, link and threshold.
+    """List the settings: `greedy` at each window, each τ, each head at window, link and threshold.
 
-    thresholds: thresholds of each head, by name.
+    thresholds: thresholds of each head, by name. taus: τ of `adaptive` at the first window.
     """
     judged = [
         SweepSetting(window, head, threshold, profile)
@@ -188,7 +213,8 @@ def settings_of(
         for threshold in values
         for window in windows
     ]
-    return [*(SweepSetting(window) for window in windows), *judged]
+    relaxed = [SweepSetting(windows[0], tau=tau) for tau in taus]
+    return [*(SweepSetting(window) for window in windows), *relaxed, *judged]
 
 
 def sweep(
@@ -199,34 +225,78 @@ def sweep(
     plan: SweepHeader,
     heads: Mapping[str, DecisionHead],
     whole: Collection[str] = (),
+    answered: Mapping[str, int] = MappingProxyType({}),
 ) -> Iterator[tuple[str, list[QuestionCounts]]]:
-    """Yield each question's key and its counts under all settings, as soon as it is finished.
+    """Yield each question's key and its counts, as soon as it is finished.
 
-    whole: keys of the questions with windows that are read to their ends.
+    whole: keys of the questions with windows that are read to their ends. answered: how many of the
+    plan's first settings each question already has counts for; they are not walked again.
     """
     courses = _courses(plan.settings, heads)
 
-    def begin(question: Question) -> Procedure[list[QuestionCounts]]:
+    def begin(number: int, question: Question) -> Procedure[list[QuestionCounts]]:
         reader = QuestionReader(question, pair, plan.most)
-        trajectories = yield from walks(reader, courses, whole=_WHOLE * (question.key in whole))
-        return _count_questions(trajectories, reader, task)
+        missing = range(answered.get(question.key, 0), len(plan.settings))
+        strict = [at for at in missing if plan.settings[at].tau is None]
+        relaxed = [at for at in missing if plan.settings[at].tau is not None]
+        windows = _WHOLE * (question.key in whole)
+        outcomes: dict[int, Trajectory | RelaxedTrajectory] = {}
+        if strict:
+            walked = yield from walks(reader, [courses[at] for at in strict], whole=windows)
+            outcomes |= zip(strict, walked, strict=True)
+        if relaxed:
+            protocols = [relaxed_protocol(plan, plan.settings[at]) for at in relaxed]
+            sampling = relaxed_sampling(plan, plan.settings[relaxed[0]].window, number)
+            outcomes |= zip(
+                relaxed, (yield from relaxed_walks(reader, protocols, sampling)), strict=True
+            )
+        return _count_questions([outcomes[at] for at in missing], reader, task)
 
-    return readers.run([(question.key, partial(begin, question)) for question in questions])
+    return readers.run(
+        [
+            (question.key, partial(begin, number, question))
+            for number, question in enumerate(questions)
+            if answered.get(question.key, 0) < len(plan.settings)
+        ]
+    )
+
+
+def relaxed_protocol(plan: SweepHeader, setting: SweepSetting) -> Adaptive:
+    """Return `adaptive` with the setting's τ."""
+    assert plan.sampling is not None
+    return Adaptive(RelaxationOptions(tau=setting.tau, lambdas=tuple(plan.sampling["lambdas"])))
+
+
+def relaxed_sampling(plan: SweepHeader, window: int, number: int) -> RelaxedSampling:
+    """Return the sampling parameters of `adaptive`; each question has a seed of its own."""
+    assert plan.sampling is not None
+    temperature = plan.sampling["temperature"]
+    return RelaxedSampling(
+        window=window,
+        seed=plan.sampling["seed"] + number,
+        target=Sampling(temperature=temperature),
+        drafter=Sampling(temperature=temperature, top_k=plan.sampling["draft_top_k"]),
+    )
 
 
 def _count_questions(
-    trajectories: Sequence[Trajectory], reader: QuestionReader, task: Task
+    trajectories: Sequence[Trajectory | RelaxedTrajectory], reader: QuestionReader, task: Task
 ) -> list[QuestionCounts]:
     """Count each trajectory's rounds; check each distinct answer once, since checkers are slow."""
     right_by_text: dict[tuple[int, ...], bool] = {}
+    results = []
     for trajectory in trajectories:
-        if tuple(trajectory.tokens) not in right_by_text:
+        key = tuple(trajectory.tokens)
+        if key not in right_by_text:
             outcome = task.outcome(reader.question, reader.text(trajectory.tokens))
-            right_by_text[tuple(trajectory.tokens)] = task.right(reader.question, outcome)
-    return [
-        QuestionCounts.from_trajectory(trajectory, right_by_text[tuple(trajectory.tokens)])
-        for trajectory in trajectories
-    ]
+            right_by_text[key] = task.right(reader.question, outcome)
+        counted = (
+            QuestionCounts.from_relaxed(trajectory, right_by_text[key])
+            if isinstance(trajectory, RelaxedTrajectory)
+            else QuestionCounts.from_trajectory(trajectory, right_by_text[key])
+        )
+        results.append(counted)
+    return results
 
 
 def _courses(

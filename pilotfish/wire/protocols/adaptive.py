@@ -1,7 +1,8 @@
 """adaptive: tokens that matter little may deviate from the target (decentralized-dsd §2.3).
 
 up:    ids [γ], truncated q̂ of each, as under `tslt`
-down:  accepted count, token; note: deviation
+down:  accepted count, token; notes: deviation, number of key tokens; a bit for each verified
+       token: whether it is key
 law:   not the target's. At each verified position the edge computes the total variation from the
        target's law; it sends the sum with the verdict. With τ = 0 every draw is as under `tslt`
 
@@ -11,17 +12,19 @@ the conditions for a key token come with the request, or else from the edge. At 
 nothing is sampled, so the edge refuses the protocol.
 """
 
+from collections.abc import Sequence
 from typing import Annotated
 
+import numpy as np
 from msgspec import Meta
 
-from pilotfish.base.errors import UnsupportedError
+from pilotfish.base.errors import MalformedError, UnsupportedError
 from pilotfish.base.settings import setting
 from pilotfish.speculation.adaptive import HIGHEST_RATIO, Relaxation, verify
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.wire.protocols.draws import coins, sample_next
 from pilotfish.wire.protocols.options import ProtocolOptions, RoundCounter
-from pilotfish.wire.protocols.protocol import Decision, DrawKey, SamplingParams
+from pilotfish.wire.protocols.protocol import Decision, Draft, DrawKey, SamplingParams
 from pilotfish.wire.protocols.tslt import SparseDraft, Tslt
 
 # The default of requests and of the edge. The deviation per position, measured at temperature 1, is
@@ -35,6 +38,12 @@ DEVIATION = RoundCounter(
     counts_tokens=False,
     is_lossy_gain=True,
     column_since=3,
+)
+
+KEY = RoundCounter(
+    name="key",
+    help="Verified draft tokens that were key, to which the target's own rule applied.",
+    unit="verified",
 )
 
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
@@ -84,7 +93,7 @@ class Adaptive(Tslt):
 
     name = "adaptive"
     Options = RelaxationOptions
-    counters = (DEVIATION,)
+    counters = (DEVIATION, KEY)
     lossless = False
     relative_acceptance = 1.04  # tslt's acceptance, plus the gain with `BUILT_IN`
     strict_relative_acceptance = Tslt.relative_acceptance
@@ -112,7 +121,7 @@ class Adaptive(Tslt):
         hidden: Floats | None = None,
     ) -> Decision:
         """Accept by the ratio p/q̂ or p̃/q̂; then sample p's residual (if rejected) or the bonus."""
-        walk, deviation = verify(
+        walk, deviation, key = verify(
             draft.ids.tolist(),
             draft.q.row,
             lambda index: probabilities(logits[index : index + 1], params.sampling)[0],
@@ -120,4 +129,24 @@ class Adaptive(Tslt):
             self.relaxation,
         )
         token = sample_next(walk, params, DrawKey(round_start, walk.node))
-        return Decision(walk.node, token, notes=(deviation,))
+        return self.verdict(walk.node, token, deviation, key)
+
+    @staticmethod
+    def verdict(accepted: int, token: int, deviation: float, key: Sequence[bool]) -> Decision:
+        """Return the decision with its notes and frame. key: whether each verified token is key."""
+        frames = [np.packbits(key, bitorder="little").tobytes()] if key else []
+        return Decision(accepted, token, frames, notes=(deviation, sum(key)))
+
+    def take_key_tokens(self, draft: Draft, decision: Decision) -> tuple[Decision, tuple[int, ...]]:
+        """Remove the frame of key tokens, a bit for each verified token, from a decision."""
+        verified = min(len(draft.ids), decision.accepted + 1)
+        sizes = [(verified + 7) // 8] if verified else []
+        if [len(frame) for frame in decision.frames] != sizes:
+            raise MalformedError("The verdict does not say which of the verified tokens were key.")
+        if not verified:
+            return decision, ()
+        bits = np.unpackbits(np.frombuffer(decision.frames[0], np.uint8), bitorder="little")
+        key = tuple(np.flatnonzero(bits).tolist())
+        if len(key) != sum(decision.notes[1:2]) or key[-1:] >= (verified,):
+            raise MalformedError("The verdict's key tokens do not fit its notes and its window.")
+        return decision._replace(frames=()), key

@@ -302,6 +302,14 @@ class SpeculationProtocol(ABC, Generic[D]):
             raise MalformedError("The edge's verdict lacks the token that follows.")
         return decision.token
 
+    def take_key_tokens(self, draft: D, decision: Decision) -> tuple[Decision, tuple[int, ...]]:
+        """Remove the frame that names the key tokens from a decision, if the protocol has any.
+
+        Returns the decision, and the indices of the key tokens in the window, ascending. Raises
+        `MalformedError`.
+        """
+        return decision, ()
+
     @property
     def round_counters(self) -> tuple[RoundCounter, ...]:
         """The counters of a round's notes in their order; only an ensemble reports the last."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotfish.lab.field.papers import decentralized, specfed, specfed_measured
+from pilotfish.lab.field.papers import decentralized, specfed
 from pilotfish.lab.field.papers.decentralized_tables import claims, node_scaling
 from pilotfish.lab.field.papers.specfed_tables import KEPT, distortion
 from pilotfish.speculation.truncation import largest
@@ -80,25 +80,6 @@ def test_specfed_distortions_fall_with_k_and_spreading_is_nearer():
     for row in rows[:-1]:
         assert row["bias_spread"] < row["bias_renormalised"] <= row["bias_bound"] + 1e-12
     assert rows[-1]["bias_bound"] == pytest.approx(0, abs=1e-12)
-
-
-def test_specfed_measured_rows_keep_to_the_bounds_and_fall_with_k():
-    last_digit = 1e-5
-    assert {row["workers"] for row in specfed_measured.ROWS} == {2, 3}
-    for row in specfed_measured.ROWS:
-        assert row["bias_6"] <= row["bias_5"] <= row["bias_17"] + last_digit
-        assert max(row["vary_5"], row["vary_6"]) <= row["vary_19"] + last_digit
-        assert row["vary_19"] == pytest.approx(row["bias_17"] / 2, abs=last_digit)
-        weights = {2: [0.5, 0.5], 3: [0.4, 0.4, 0.2]}[row["workers"]]
-        retained = np.array([row[f"rho_{worker}"] for worker in range(1, len(weights) + 1)])
-        bound = specfed.eq_17_bias_bound(np.array(weights), retained)
-        assert bound == pytest.approx(row["bias_17"], abs=2e-4)
-    for row, next_row in itertools.pairwise(specfed_measured.ROWS):
-        if next_row["K"] > row["K"]:
-            assert next_row["bias_17"] <= row["bias_17"]
-            assert next_row["fp16"] > row["fp16"]
-        else:
-            assert (row["K"], row["bias_17"]) == (49_152, 0.0)
 
 
 # decentralized

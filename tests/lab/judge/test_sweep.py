@@ -217,6 +217,7 @@ def plan(*settings: SweepSetting, **changes: Any) -> SweepHeader:
         target=end,
         heads={"h": {"sha256": "", "form": "int8", "recommended": 0.5}},
         settings=list(settings) or settings_of([4, 8], {"h": [0.0, 0.5]}, [FAST, SLOW]),
+        links=[FAST, SLOW],
     )
     return replace(sweep_header, **changes)
 
@@ -287,7 +288,14 @@ def test_a_sweep_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     with SweepFile(path).writing(plan()):
         pass
-    for other, options in ((plan(most=8), "most"), (plan(SweepSetting(4)), "settings")):
+    other_head = {"h": {"sha256": "1", "form": "int8", "recommended": 0.5}}
+    with SweepFile(path).writing(plan(sampling={"seed": 0})):
+        pass
+    for other, options in (
+        (plan(most=8), "most"),
+        (plan(heads=other_head), "heads"),
+        (plan(sampling={"seed": 1}), "sampling"),
+    ):
         with (
             pytest.raises(UnsupportedError, match=rf"other options \({options}\)"),
             SweepFile(path).writing(other),

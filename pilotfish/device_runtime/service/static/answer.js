@@ -34,29 +34,28 @@ export class Answer {
   /** Add a chunk's `choice`; return whether it is the first that waits for `show`. */
   add({ delta, pilotfish, logprobs, finish_reason: finish }) {
     const idle = !this.#waiting.length;
-    const origin = pilotfish?.origin;
     this.tokens += pilotfish?.tokens ?? 0;
     this.#finish ??= finish;
-    this.#splitter.push(logprobs, origin);
+    this.#splitter.push(logprobs, pilotfish);
     const thought = delta?.reasoning_content;
     const text = delta?.content;
     if (thought) {
       this.#thought += thought;
-      this.#enqueue((this.#thoughtTokens ??= this.#createThought()), thought, origin);
+      this.#enqueue((this.#thoughtTokens ??= this.#createThought()), thought, pilotfish);
     }
     if (text) {
       this.text += text;
-      this.#enqueue(this.#textTokens, text, origin);
+      this.#enqueue(this.#textTokens, text, pilotfish);
     }
     for (const part of delta?.tool_calls ?? []) {
-      this.#enqueue(this.calls.add(part), part.function.arguments ?? "", origin);
+      this.#enqueue(this.calls.add(part), part.function.arguments ?? "", pilotfish);
     }
     return idle && this.#waiting.length > 0;
   }
 
   /** Let a text wait for `show`. tokenText: the TokenText that will show it. */
-  #enqueue(tokenText, text, origin) {
-    if (text) this.#waiting.push([tokenText, this.#splitter.split(text, origin)]);
+  #enqueue(tokenText, text, kind) {
+    if (text) this.#waiting.push([tokenText, this.#splitter.split(text, kind)]);
   }
 
   /** Create the folded element of the thought; return its TokenText. */
@@ -131,10 +130,11 @@ export class Answer {
 }
 
 /** Format the service's summary of an answer as short phrases. */
-function summaryPhrases({ protocol, window, rounds, acceptance, forced, recoveries, ...bytes }) {
+function summaryPhrases({ protocol, window, rounds, acceptance, forced, key, recoveries, ...bytes }) {
   const parts = [protocol + (window ? `, window ${window}` : "")];
   if (window) parts.push(`${Math.round(100 * acceptance)}\u00a0% accepted in ${rounds} rounds`);
   if (forced) parts.push(`${forced} forced`);
+  if (key) parts.push(`${key} key`);
   const { uplink_bytes: up, downlink_bytes: down } = bytes;
   if (up) parts.push(`${byteSize(up)} up, ${byteSize(down)} down`);
   if (recoveries.length) parts.push(`link lost ${recoveries.length} ×`);

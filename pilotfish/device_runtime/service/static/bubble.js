@@ -69,7 +69,8 @@ function place(bubble, span) {
 
 /** Return the bubble's lines for a span: the probabilities of its tokens, and their origin. */
 function lines(span) {
-  const origin = line("origin", ORIGIN_TEXTS[span.dataset.origin] ?? "");
+  const key = span.dataset.key === undefined ? "" : "; the draft was a key token";
+  const origin = line("origin", (ORIGIN_TEXTS[span.dataset.origin] ?? "") + key);
   const entries = tokenEntries(span) ?? [];
   return [...entries.flatMap(probabilities), origin].filter((element) => element.textContent);
 }

@@ -1,4 +1,5 @@
-// The tokens of an answer: each has a span in the colour of its origin, and a log-probability.
+// The tokens of an answer: each has a span in the colour of its origin, and a log-probability. A kind
+// is a chunk's { origin, key }; key: whether the drafts were key tokens.
 
 const ORIGINS = new Set(["drafted", "forced", "corrected", "bonus", "target", "local"]);
 const entriesBySpan = new WeakMap(); // span → the logprobs entries of its tokens; mostly one token
@@ -13,30 +14,30 @@ export const tokenEntries = (span) => entriesBySpan.get(span) ?? null;
 export class TokenSplitter {
   #decoder = new TextDecoder("utf-8", { ignoreBOM: true });
   #unfinished = []; // entries of tokens that end within a character
-  #tokens = []; // tokens without a text so far: { text, origin, entries }
+  #tokens = []; // tokens without a text so far: { text, kind, entries }
 
   /** Add the tokens of a chunk. logprobs: the chunk's field; without it the tokens are unknown. */
-  push(logprobs, origin) {
+  push(logprobs, kind) {
     for (const entry of logprobs?.content ?? []) {
       const text = this.#decoder.decode(new Uint8Array(entry.bytes), { stream: true });
       this.#unfinished.push(entry);
       if (!text) continue;
-      this.#tokens.push({ text, origin, entries: this.#unfinished });
+      this.#tokens.push({ text, kind, entries: this.#unfinished });
       this.#unfinished = [];
     }
   }
 
   /**
-   * Split a text into pieces { text, origin, entries }, one for each token. If the tokens are unknown,
-   * the text is one piece with the given origin.
+   * Split a text into pieces { text, kind, entries }, one for each token. If the tokens are unknown,
+   * the text is one piece of the given kind.
    */
-  split(text, origin) {
+  split(text, kind) {
     const tokenText = this.#tokens.map((token) => token.text).join("");
     // length of the tokens before the text
     let skipped = tokenText.startsWith(text) ? 0 : tokenText.lastIndexOf(text);
     if (skipped < 0) {
       this.#tokens = [];
-      return [{ text, origin, entries: null }];
+      return [{ text, kind, entries: null }];
     }
     const pieces = [];
     for (let left = text.length; left > 0; ) {
@@ -63,10 +64,10 @@ export class TokenText {
     element.classList.add("tokens");
   }
 
-  /** Add a piece. Pieces with unknown tokens and the same origin share a span. */
-  add({ text, origin, entries }) {
-    const known = ORIGINS.has(origin) ? origin : "";
-    if (!entries && this.#last?.dataset.origin === known && !entriesBySpan.has(this.#last)) {
+  /** Add a piece. Pieces with unknown tokens and the same kind share a span. */
+  add({ text, kind, entries }) {
+    const known = { origin: ORIGINS.has(kind?.origin) ? kind.origin : "", key: Boolean(kind?.key) };
+    if (!entries && isOfKind(this.#last, known) && !entriesBySpan.has(this.#last)) {
       this.#last.firstChild.appendData(text);
       return;
     }
@@ -85,11 +86,16 @@ export class TokenText {
   }
 }
 
+/** Whether a span, if there is one, is of this kind. */
+const isOfKind = (span, { origin, key }) =>
+  span?.dataset.origin === origin && (span.dataset.key !== undefined) === key;
+
 /** Create a span in the colour of an origin; origin "" has no colour. */
-function createSpan(text, origin) {
+function createSpan(text, { origin, key }) {
   const span = document.createElement("span");
   span.className = "token";
   span.dataset.origin = origin;
+  if (key) span.dataset.key = "";
   span.textContent = text;
   return span;
 }

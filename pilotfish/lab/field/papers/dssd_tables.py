@@ -12,6 +12,7 @@ from pilotfish.lab.field.papers.dssd import (
     eq_9_dssd_communication_s,
     rejection_probability,
 )
+from pilotfish.lab.field.papers.dssd_speed_up import table2_figure, table3_figure
 from pilotfish.lab.field.papers.paper import Paper
 from pilotfish.lab.field.papers.sheet import Constant, Sheet, Value, round_as_printed
 from pilotfish.speculation.latency import Link
@@ -265,4 +266,5 @@ PAPER = Paper(
     sheets=lambda: [table1(), table2(), table3(), best_windows()],
     remarks=_REMARKS,
     draw=draw,
+    measurable=(table2_figure(TABLE2, _PAIRS), table3_figure(TABLE3, _PAIRS)),
 )

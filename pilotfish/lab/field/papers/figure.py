@@ -8,6 +8,7 @@ them, and `comparison` puts them beside the numbers that the paper prints.
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import TypeAlias
 
 from pilotfish.base.errors import PairMismatchError
@@ -37,7 +38,8 @@ class Bench:
     pair: drafter and target, opened; ``pair.paths`` are their folders. seed: prompt p is answered
     with the seed plus p. threads: CPU threads of a pass; None: one per core. report: function that
     shows progress, called with the label of a stage, the number of finished steps, and the number
-    of all steps (None if it is unknown).
+    of all steps (None if it is unknown). workers: function that returns the artifacts of further
+    workers of a federation; each is an experiment of its own beside the target.
     """
 
     pair: OpenPair
@@ -45,6 +47,7 @@ class Bench:
     seed: int = 0
     threads: int | None = None
     report: Report = _report_nothing
+    workers: Callable[[], Sequence[Path]] = tuple
 
     def expect_common_vocabulary(self) -> None:
         """Raise `PairMismatchError` unless drafter and target have the same tokens.
@@ -68,7 +71,8 @@ class Figure:
     empty if the paper prints no numbers. measure: function that yields each row as soon as it is
     measured, and skips the rows whose identities are in its second argument. Each row states n, the
     number of prompts; n is at least 30, or the row has an interval (``mass_low``, ``mass_high``).
-    minutes: duration on two CPU cores.
+    minutes: duration on two CPU cores. draw: function that draws measured rows into a folder, and
+    returns the pictures' paths.
     """
 
     key: str
@@ -78,6 +82,7 @@ class Figure:
     measure: Callable[[Bench, Container[Identity]], Iterator[Row]]
     minutes: float
     printed: Callable[[], Sequence[Row]] = tuple
+    draw: Callable[[Sequence[Row], Path], Sequence[Path]] | None = None
     note: str = ""
 
     @property

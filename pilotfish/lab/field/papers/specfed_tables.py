@@ -2,7 +2,7 @@
 
 This module computes both reconstructions for distributions that we chose, and compares them with
 the bounds, which hold for all distributions. The paper's figures 2 and 3 come from real models;
-`field.papers.specfed_measured` has the same plots for our models.
+`field.papers.specfed_runs` measures them for ours.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.lab.field.papers import specfed_measured
+from pilotfish.lab.field.papers import specfed_plots
 from pilotfish.lab.field.papers.paper import Paper
 from pilotfish.lab.field.papers.sheet import Constant, Sheet, Value
 from pilotfish.lab.field.papers.specfed import (
@@ -26,6 +26,7 @@ from pilotfish.lab.field.papers.specfed import (
     eq_19_acceptance_bound,
     upload_bits,
 )
+from pilotfish.lab.field.papers.specfed_runs import FIGURE2, FIGURE3
 from pilotfish.speculation.latency import transfer_s
 from pilotfish.speculation.theory import Values, beta
 from pilotfish.speculation.truncation import largest
@@ -55,11 +56,8 @@ _REMARKS = (
     "With a 15-bit id for each 16-bit probability, truncation saves bits only below "
     f"K = {VOCABULARY * PROBABILITY_BITS // (PROBABILITY_BITS + 15):,}.",
     "The bonus position is averaged, too, so a worker uploads L + 1 distributions, not L.",
-    "Figures 2 and 3 are measured with SmolLM2-135M instead of the paper's models "
-    "(benchmarks/federated.py). As in the paper, spreading has the smaller bias everywhere; at "
-    "temperature 1 and small K, it changes the acceptance more than renormalising does.",
-    "At temperature 1.5, such a small model spreads its probability widely: 64 of 49,152 "
-    "tokens have a quarter of it, so no reconstruction from so few tokens is close.",
+    "Figures 2 and 3 can be measured (`--run`): the paper's models and data are not part of "
+    "Pilotfish, its figures have no numbers in our copy.",
 )
 
 
@@ -199,14 +197,14 @@ def draw(folder: Path) -> list[Path]:
         axes.set_xticks([32, 320, 3200], ["32", "320", "3200"])
         axes.set_ylim(bottom=0)
         axes.legend()
-    measured = [row for row in specfed_measured.ROWS if row["workers"] == 2]
-    return [time_path, bias_path, *specfed_measured.draw(measured, folder)]
+    return [time_path, bias_path, *specfed_plots.draw(folder)]
 
 
 PAPER = Paper(
     title="SpecFed: Federated Inference with Speculative Decoding and Compressed Transmission",
     constants=_CONSTANTS,
-    sheets=lambda: [payloads(), distortions(), bounds(), specfed_measured.measurements()],
+    sheets=lambda: [payloads(), distortions(), bounds()],
     remarks=_REMARKS,
     draw=draw,
+    measurable=(FIGURE2, FIGURE3),
 )

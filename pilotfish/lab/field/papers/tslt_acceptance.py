@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pilotfish.lab.field.papers.figure import Bench, Figure, Identity
 from pilotfish.lab.field.papers.model_rows import ModelRows, model_rows
 from pilotfish.lab.field.papers.sheet import Row, Value
+from pilotfish.lab.field.papers.tslt_plots import draw_acceptance, draw_mass
 from pilotfish.lab.field.resampling import Estimate, estimate, resample_weights
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.theory import beta, betas, sigma, theta
@@ -132,6 +133,7 @@ FIGURE3 = Figure(
     identity=("kept",),
     printed=lambda: _PRINTED_MASS,
     measure=partial(_measured, measure=_mass, row=_mass_row),
+    draw=draw_mass,
     minutes=3.0,
     note="The paper's vocabulary has 32,000 tokens, so its K = 320 is a share of 0.01.",
 )
@@ -153,6 +155,7 @@ FIGURE4 = Figure(
     },
     identity=("kept",),
     measure=partial(_measured, measure=_acceptance, row=_acceptance_row),
+    draw=draw_acceptance,
     minutes=8.0,
     note=(
         "The paper prints no numbers. As sent: with the quantised q̂ of the protocols tslt and "

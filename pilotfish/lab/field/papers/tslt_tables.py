@@ -23,6 +23,7 @@ from pilotfish.lab.field.papers.tslt import (
     speed_up,
 )
 from pilotfish.lab.field.papers.tslt_acceptance import FIGURE3, FIGURE4
+from pilotfish.lab.field.papers.tslt_speed_up import FIGURE5, FIGURE6
 from pilotfish.speculation.theory import theta, tokens_per_round
 
 VOCABULARY = 32000
@@ -261,5 +262,5 @@ PAPER = Paper(
     sheets=lambda: [figure(SINGLE), figure(MULTIPLE), payloads(), totals(), misprints()],
     remarks=_REMARKS,
     draw=draw,
-    measurable=(FIGURE3, FIGURE4),
+    measurable=(FIGURE3, FIGURE4, FIGURE5, FIGURE6),
 )

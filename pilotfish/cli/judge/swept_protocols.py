@@ -1,0 +1,73 @@
+"""Tabulate what each protocol of a sweep costs: quality, tokens per round, bytes, seconds."""
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+
+from pilotfish.lab.judge.costs import RELAXED, Cost
+from pilotfish.lab.judge.figures import Figure, Interval
+from pilotfish.lab.judge.sweep_file import LinkProfile
+from pilotfish.lab.statistics import share_interval
+
+_HEADINGS = (
+    *("protocol", "n", "right, %", "points", "AAL", "AAL, %", "lossy"),
+    *("kB up", "kB down", "s"),
+)
+
+
+def protocol_table(
+    rows: Sequence[Figure],
+    spent: Mapping[tuple[int, LinkProfile], Mapping[str, Cost]],
+    profile: LinkProfile,
+    window: int,
+) -> Table:
+    """Tabulate every protocol at every setting over one link, at one window.
+
+    points, AAL, %: differences from greedy, or from the lowest τ. lossy: share of the mismatches
+    that a head forgave; under adaptive the deviation of a position and the share of key tokens.
+    """
+    table = Table(
+        title=f"Protocols over {profile}, window {window}: bytes and seconds of an answer",
+        title_justify="left",
+        box=None,
+        collapse_padding=True,
+    )
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for at, figure in enumerate(rows):
+        if figure.setting.window == window and (at, profile) in spent:
+            for protocol, cost in spent[at, profile].items():
+                table.add_row(*protocol_row(protocol, figure, cost))
+    return table
+
+
+def protocol_row(protocol: str, figure: Figure, cost: Cost) -> list[str]:
+    """Return the table's cells for a protocol."""
+    setting, name, lossy = figure.setting, protocol, ""
+    if setting.tau is not None:
+        name = f"{RELAXED} τ {setting.tau:g}"
+        lossy = f"{figure.deviation or 0.0:.3f}, {figure.key or 0.0:.0%} key"
+    elif setting.head is not None:
+        name = f"{protocol} ρ {setting.threshold:.3g} {setting.head}"
+        lossy = f"{figure.forgiven:.0%}"
+    low, high = share_interval(figure.right, figure.n)
+    return [
+        name,
+        str(figure.n),
+        f"{100 * figure.accuracy:.1f} ({100 * low:.0f}…{100 * high:.0f})",
+        _difference(figure.gained, figure.gained_within, 1),
+        f"{figure.aal:.2f}",
+        _difference(figure.aal_gained, figure.aal_within, 0),
+        lossy,
+        f"{cost.up / 1e3:.2f}",
+        f"{cost.down / 1e3:.2f}",
+        f"{cost.seconds:.2f}",
+    ]
+
+
+def _difference(value: float, within: Interval, digits: int) -> str:
+    """Format a difference in hundredths with its interval; "" for the baseline itself."""
+    if value == 0.0 and within == (0.0, 0.0):
+        return ""
+    low, high = within
+    return f"{100 * value:+.{digits}f} ({100 * low:+.{digits}f}…{100 * high:+.{digits}f})"
