@@ -25,7 +25,13 @@ from pilotfish.wire import messages as m
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols.adaptive import Adaptive
 from pilotfish.wire.protocols.draws import coins, sample_next
-from pilotfish.wire.protocols.protocol import NO_IDS, Decision, DrawKey, RoundBytes, SamplingParams
+from pilotfish.wire.protocols.protocol import (
+    NO_IDS,
+    Decision,
+    DrawKey,
+    RoundBytes,
+    SamplingParams,
+)
 from pilotfish.wire.protocols.tslt import SparseDraft
 
 # Contents of header fields that have the same size in every message of this kind.
