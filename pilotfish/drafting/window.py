@@ -168,11 +168,11 @@ class Drafter(ABC):
         """Draft a window after the committed tokens, level by level, within ``expansion``.
 
         Stops early if every branch ends in an end token, if there is no prediction, or if the
-        message would hold no further distribution. With
-        ``auto``, it also stops if no further token is likely to be accepted. logits_processor:
-        processes logits over the target's tokens; in a chain, it drafts tokens that a grammar
-        forces, without a pass. single: number of first tokens of a chain that have a pass each; a
-        pass for the others predicts as many as it can (`drafts_per_pass`).
+        message would hold no further distribution. With ``auto``, it also stops if no further token
+        is likely to be accepted. logits_processor: processes logits over the target's tokens; in a
+        chain, it drafts tokens that a grammar forces, without a pass. single: number of first
+        tokens of a chain that have a pass each; a pass for the others predicts as many as it can
+        (`drafts_per_pass`).
         """
         self._window, self._single = Tree(), single
         tree = self._window
@@ -200,6 +200,7 @@ class Drafter(ABC):
             # from what was drawn, so the law stays.
             if not protocol.fits(rows):
                 del rows[-len(drawn) :]
+                self.places.pop(len(tree), None)
                 break
             tree.grow(drawn)
             if all(token in ends for tokens in drawn for token in tokens):

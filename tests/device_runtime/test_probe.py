@@ -151,9 +151,8 @@ def test_real_messages_tell_rates(pair: Pair, edge: EdgeServer) -> None:
     ):
         for seed in range(TRIES):
             know_rtt(device)
-            device.generate(
-                "abc", max_tokens=120, protocol="dsd", window=60, temperature=1.0, seed=seed
-            )
+            large = {"protocol": "dsd", "format": "fp32", "window": 60, "temperature": 1.0}
+            device.generate("abc", max_tokens=120, seed=seed, **large)
             state = device.generate("abc", protocol="greedy", max_tokens=2).link
             assert state is not None
             rates_bps += [] if state.up is None else [state.up.value]

@@ -12,7 +12,8 @@ from pilotfish.cli import main
 from pilotfish.lab.judge.figures import figures
 from pilotfish.lab.judge.sweep_file import SweepFile, SweepSetting
 from pilotfish.lab.judge.trajectories import CourseRound
-from tests.lab.judge.test_sweep import FAST, SLOW, folder, metrics, plan, swept
+from tests.lab.judge.test_sweep import FAST, SLOW, metrics, plan
+from tests.lab.judge.test_sweep_command import folder, swept
 
 __all__ = ["folder", "swept"]  # fixtures
 
