@@ -61,7 +61,7 @@ def measure_figure(
     folder.mkdir(parents=True, exist_ok=True)
     busy = f"Another process is measuring into {unfinished}: wait until it ends."
     with closing(WriterLock(unfinished, busy)):
-        lines = LineFile(unfinished)
+        lines = LineFile(unfinished, synced=True)
         facts, done = _read(lines, _facts(paper, figure, bench, command))
         last_s = time.monotonic()
         for row in figure.measure(bench, {figure.identify(line.row) for line in done}):
