@@ -16,7 +16,7 @@ from pilotfish.cli.options import Commands, int_between, json_option, write_json
 from pilotfish.lab.field.papers import PAPERS
 from pilotfish.lab.field.papers.figure import Bench, Figure, default_prompts
 from pilotfish.lab.field.papers.figure_file import FigureFile, shipped_figure
-from pilotfish.lab.field.papers.figure_run import measure_figure
+from pilotfish.lab.field.papers.figure_run import measure_figure, measured_before
 from pilotfish.lab.field.papers.paper import Paper
 from pilotfish.lab.field.papers.sheet import Sheet
 from pilotfish.lab.pairs import OpenPair
@@ -63,8 +63,8 @@ def _add_measuring(paper: argparse.ArgumentParser) -> None:
         "--run",
         action="store_true",
         dest="measures",
-        help="measure FIGURE (default: each one in turn); after an interruption, the same command "
-        "continues",
+        help="measure FIGURE (default: each one in turn that this version did not measure with "
+        "this pair); after an interruption, the same command continues",
     )
     note = "(default: the one of `pilotfish demo`, exported on first use)"
     group.add_argument("--draft", type=Path, metavar="DIR", help=f"the drafter's artifact {note}")
@@ -168,9 +168,11 @@ def _measure(args: argparse.Namespace, figures: Sequence[Figure]) -> dict[str, F
                 report=display.show,
                 workers=lambda: args.worker or _default_workers(),
             )
-            results[figure.key] = measure_figure(
-                args.paper, figure, bench, args.save or Path(), _command(args, figure)
-            )
+            place = args.paper, figure, bench, args.save or Path(), _command(args, figure)
+            before = measured_before(*place) if args.figure is None else None
+            if before is not None:
+                display.print_above("measured already, by the same version with the same pair")
+            results[figure.key] = before or measure_figure(*place)
     return results
 
 

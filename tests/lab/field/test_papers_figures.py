@@ -13,7 +13,7 @@ from pilotfish.cli import main
 from pilotfish.engines.artifact import Artifact
 from pilotfish.lab.field.papers.figure import Bench, Figure
 from pilotfish.lab.field.papers.figure_file import read_figure
-from pilotfish.lab.field.papers.figure_run import measure_figure
+from pilotfish.lab.field.papers.figure_run import measure_figure, measured_before
 from pilotfish.lab.pairs import OpenPair
 
 
@@ -110,6 +110,15 @@ def test_another_drafter_does_not_continue_an_interrupted_measurement(bench, pai
     other = dataclasses.replace(bench, pair=OpenPair(pair.target, pair.target))
     with pytest.raises(RunFileError, match="drafter was"):
         measure_figure("test", squares.figure, other, tmp_path, "again")
+
+
+def test_a_figure_counts_as_measured_only_with_the_same_facts(bench, tmp_path):
+    figure = Squares().figure
+    assert measured_before("test", figure, bench, tmp_path, "again") is None
+    result = measure_figure("test", figure, bench, tmp_path, "again")
+    assert measured_before("test", figure, bench, tmp_path, "again") == result
+    other = dataclasses.replace(bench, seed=5)
+    assert measured_before("test", figure, other, tmp_path, "again") is None
 
 
 def test_measured_rows_stand_beside_the_printed_ones(bench, tmp_path):

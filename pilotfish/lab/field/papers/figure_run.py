@@ -28,9 +28,10 @@ from pilotfish.lab.field.papers.figure_file import (
     FigureFile,
     MeasuredModel,
     file_name,
+    read_figure,
 )
 from pilotfish.lab.field.papers.sheet import Row, Value
-from pilotfish.lab.runs import LineFile, WriterLock, changes
+from pilotfish.lab.runs import Change, LineFile, WriterLock, changes
 
 _DIGITS = 6  # significant digits of the stored numbers
 # facts that may differ between the runs of one measurement
@@ -61,7 +62,7 @@ def measure_figure(
     folder.mkdir(parents=True, exist_ok=True)
     busy = f"Another process is measuring into {unfinished}: wait until it ends."
     with closing(WriterLock(unfinished, busy)):
-        lines = LineFile(unfinished)
+        lines = LineFile(unfinished, synced=True)
         facts, done = _read(lines, _facts(paper, figure, bench, command))
         last_s = time.monotonic()
         for row in figure.measure(bench, {figure.identify(line.row) for line in done}):
@@ -74,6 +75,15 @@ def measure_figure(
         result.write(path)
         unfinished.unlink()
     return result
+
+
+def measured_before(
+    paper: str, figure: Figure, bench: Bench, folder: Path, command: str
+) -> FigureFile | None:
+    """Return the figure's file if a new measurement would have the same facts; else None."""
+    before = read_figure(folder / file_name(paper, figure.key))
+    now = _facts(paper, figure, bench, command)
+    return before if before is not None and not _changes(before.facts, now) else None
 
 
 def _facts(paper: str, figure: Figure, bench: Bench, command: str) -> FigureFacts:
@@ -114,16 +124,21 @@ def _read(lines: LineFile, now: FigureFacts) -> tuple[FigureFacts, list[_Line]]:
         return now, []
     before = stored[0]
     assert isinstance(before, FigureFacts)
-    expected, actual = msgspec.to_builtins(before), msgspec.to_builtins(now)
-    for name in _MAY_CHANGE:
-        del actual[name]
-    if changed := changes(expected, actual):
+    if changed := _changes(before, now):
         differences = "; ".join(f"{change.name} was {change}" for change in changed)
         raise RunFileError(
             f"{lines.path} has rows of an interrupted measurement with other facts: "
             f"{differences}. Repeat that measurement's command, or remove the file."
         )
     return before, [line for line in stored[1:] if isinstance(line, _Line)]
+
+
+def _changes(before: FigureFacts, now: FigureFacts) -> list[Change]:
+    """Return the facts that differ, without those of the time of a measurement."""
+    expected, actual = msgspec.to_builtins(before), msgspec.to_builtins(now)
+    for name in _MAY_CHANGE:
+        del actual[name]
+    return changes(expected, actual)
 
 
 def _completed(facts: FigureFacts, lines: Sequence[_Line]) -> FigureFacts:

@@ -58,7 +58,9 @@ def acceptance_at(rows: ModelRows, position: int, sizes: Sequence[int]) -> _Valu
     return np.array(values, dtype=np.float64)
 
 
-def _acceptances(p: _Values, ids: NDArray[np.integer], q_hat: _Values) -> tuple[float, float]:
+def _acceptances(
+    p: _Values, ids: NDArray[np.integer] | slice, q_hat: _Values
+) -> tuple[float, float]:
     """Compute the acceptance of one and of two candidates from q̂, which has only these tokens.
 
     All other tokens count as one token: no draft is among them, so only their sum under p matters.
