@@ -149,6 +149,8 @@ def _expect_no_measuring(args: argparse.Namespace) -> None:
 
 def _measure(args: argparse.Namespace, figures: Sequence[Figure]) -> dict[str, FigureFile | None]:
     """Measure the figures on this machine; return them by key."""
+    if args.worker is not None and args.paper != "specfed":
+        raise UnsupportedError("--worker names a worker of a federation, as specfed measures it.")
     prompts = default_prompts() if args.prompts is None else read_prompts(args.prompts)
     draft, target = args.draft, args.target
     if draft is None or target is None:

@@ -173,6 +173,7 @@ def test_a_figure_alone_as_json(capsys):
         (["tslt", "payloads", "--run"], ["figure3", "figure4"]),
         (["wisv", "figure9"], ["table1", "figure4"]),
         (["tslt", "figure3", "--draft", "x"], ["--draft", "--run"]),
+        (["tslt", "figure3", "--run", "--worker", "x"], ["--worker", "specfed"]),
     ],
 )
 def test_what_cannot_be_shown_or_measured_is_refused(capsys, words, listed):

@@ -77,7 +77,7 @@ def measure(bench: Bench, done: Container[Identity]) -> Iterator[Row]:
     missing = [name for name in rules if name not in done]
     if not missing:
         return
-    # an item of each list is one prompt's: f64 [rules, values], and numbers of positions and starts
+    # sums of each prompt, f64 [rules, values], and its numbers of positions and starts
     sums, counts = [], []
     for rows in model_rows(bench, tokens=TOKENS):
         values = read_answer(rows, list(rules.values()))

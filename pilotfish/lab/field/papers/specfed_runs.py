@@ -192,7 +192,7 @@ class Measurement:
     """The measurement that both figures share: within a process it runs once for each worker."""
 
     def __init__(self) -> None:
-        # the sums of each prompt by T and K, under the identity of bench and worker
+        # the sums of each prompt by T and K, for each bench and worker
         self._sums: dict[tuple[object, ...], dict[float, list[dict[int, Sums]]]] = {}
 
     def measure(
