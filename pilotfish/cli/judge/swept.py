@@ -1,5 +1,6 @@
 """Show a sweep: tables, JSON, a plot."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.cli.judge.swept_protocols import protocol_table
+from pilotfish.cli.judge.swept_protocols import print_protocols
 from pilotfish.cli.options import write_json
 from pilotfish.lab.judge.costs import FULL, GREEDY, JUDGED, Cost, ModelPace
 from pilotfish.lab.judge.figures import Figure, costs, figures
@@ -25,7 +26,9 @@ _MODELLED = (
     "T_verify(γ+1) + the time of bytes and round trips on the link, without the time to read "
     "the prompt. T_draft is {draft:.1f} ms, T_verify {verify} ms. Brackets hold 95 % "
     "confidence intervals. AAL: tokens per round. T: seconds per answer with wisv-full (or "
-    "greedy) and with wisv-selective; tok/s: with wisv-full (or greedy)."
+    "greedy) and with wisv-selective; tok/s: with wisv-full (or greedy). points, AAL %: "
+    "differences from greedy, or from the lowest τ. lossy: forgiven mismatches, or a position's "
+    "deviation and key tokens. kB, s: of an answer."
 )
 
 
@@ -43,7 +46,7 @@ def show(sweep_file: SweepFile, pace: ModelPace, json_path: str | None) -> None:
         for window in plan.windows:
             if plan.heads:
                 console.print(_table(rows, spent, profile, window))
-            console.print(protocol_table(rows, spent, profile, window))
+            print_protocols(console, rows, spent, profile, window)
     verify = ", ".join(f"{width}: {s * 1e3:.0f}" for width, s in sorted(pace.verify_s.items()))
     caption = _MODELLED.format(draft=pace.draft_s * 1e3, verify=verify)
     console.print(caption, style="dim", soft_wrap=True)
@@ -150,7 +153,8 @@ def draw(path: Path, sweep_file: SweepFile) -> None:
     title = f"Accuracy by threshold: {head}, window {window}, n = {plain.n}"
     with plot(path, title, "threshold of ρ, evenly spaced", "answered correctly (%)") as axes:
         axes.axhline(100 * plain.accuracy, color=PALETTE[-1], linestyle="--", label=GREEDY)
-        for number, profile in enumerate(plan.profiles):
+        profiles = dict.fromkeys(figure.setting.profile for figure in judged)
+        for number, profile in enumerate(profiles):
             line = {
                 figure.setting.threshold: 100 * figure.accuracy
                 for figure in judged
@@ -158,7 +162,7 @@ def draw(path: Path, sweep_file: SweepFile) -> None:
             }
             axes.plot(
                 range(len(thresholds)),
-                [line[threshold] for threshold in thresholds],
+                [line.get(threshold, math.nan) for threshold in thresholds],
                 marker=MARKERS[number % len(MARKERS)],
                 color=PALETTE[number % len(PALETTE)],
                 label=str(profile),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from rich.console import Console
 from rich.table import Table
 
 from pilotfish.lab.judge.costs import RELAXED, Cost
@@ -11,21 +12,24 @@ from pilotfish.lab.statistics import share_interval
 
 _HEADINGS = (
     *("protocol", "n", "right, %", "points", "AAL", "AAL, %", "lossy"),
-    *("kB up", "kB down", "s"),
+    *("kB up", "kB down", "s", "tok/s"),
 )
+_WIDTH = 120  # columns of the table; a narrower terminal breaks its lines
 
 
-def protocol_table(
+def print_protocols(
+    console: Console,
     rows: Sequence[Figure],
     spent: Mapping[tuple[int, LinkProfile], Mapping[str, Cost]],
     profile: LinkProfile,
     window: int,
-) -> Table:
-    """Tabulate every protocol at every setting over one link, at one window.
+) -> None:
+    """Print every protocol at every setting over one link, at one window.
 
     points, AAL, %: differences from greedy, or from the lowest τ. lossy: share of the mismatches
     that a head forgave; under adaptive the deviation of a position and the share of key tokens.
     """
+    heads = {figure.setting.head for figure in rows if figure.setting.head}
     table = Table(
         title=f"Protocols over {profile}, window {window}: bytes and seconds of an answer",
         title_justify="left",
@@ -37,37 +41,37 @@ def protocol_table(
     for at, figure in enumerate(rows):
         if figure.setting.window == window and (at, profile) in spent:
             for protocol, cost in spent[at, profile].items():
-                table.add_row(*protocol_row(protocol, figure, cost))
-    return table
+                table.add_row(*_row(protocol, figure, cost, names_head=len(heads) > 1))
+    Console(highlight=False, width=max(console.width, _WIDTH)).print(table)
 
 
-def protocol_row(protocol: str, figure: Figure, cost: Cost) -> list[str]:
-    """Return the table's cells for a protocol."""
+def _row(protocol: str, figure: Figure, cost: Cost, *, names_head: bool) -> list[str]:
     setting, name, lossy = figure.setting, protocol, ""
     if setting.tau is not None:
         name = f"{RELAXED} τ {setting.tau:g}"
         lossy = f"{figure.deviation or 0.0:.3f}, {figure.key or 0.0:.0%} key"
     elif setting.head is not None:
-        name = f"{protocol} ρ {setting.threshold:.3g} {setting.head}"
+        name = f"{protocol} ρ {setting.threshold:.3g}" + f" {setting.head}" * names_head
         lossy = f"{figure.forgiven:.0%}"
     low, high = share_interval(figure.right, figure.n)
     return [
         name,
         str(figure.n),
         f"{100 * figure.accuracy:.1f} ({100 * low:.0f}…{100 * high:.0f})",
-        _difference(figure.gained, figure.gained_within, 1),
+        _difference(figure.gained, figure.gained_within),
         f"{figure.aal:.2f}",
-        _difference(figure.aal_gained, figure.aal_within, 0),
+        _difference(figure.aal_gained, figure.aal_within),
         lossy,
         f"{cost.up / 1e3:.2f}",
         f"{cost.down / 1e3:.2f}",
         f"{cost.seconds:.2f}",
+        f"{figure.tokens / cost.seconds:.1f}",
     ]
 
 
-def _difference(value: float, within: Interval, digits: int) -> str:
+def _difference(value: float, within: Interval) -> str:
     """Format a difference in hundredths with its interval; "" for the baseline itself."""
     if value == 0.0 and within == (0.0, 0.0):
         return ""
     low, high = within
-    return f"{100 * value:+.{digits}f} ({100 * low:+.{digits}f}…{100 * high:+.{digits}f})"
+    return f"{100 * value:+.0f} ({100 * low:+.0f}…{100 * high:+.0f})"

@@ -238,7 +238,8 @@ def curve(
 
     The worst link has the lowest quality. Heads forgive the most mismatches over this link.
     """
-    poorest = min(plan.profiles, key=lambda figure: figure.channel.quality())
+    judged = [setting.profile for setting in plan.settings if setting.head == head]
+    poorest = min(filter(None, judged), key=lambda profile: profile.channel.quality())
     return {
         figure.setting.threshold: figure
         for figure in figures
