@@ -2,7 +2,8 @@
 
 import logging
 
-from pilotfish.base.errors import InternalError, PilotfishError
+from pilotfish.base.errors import BusyError, InternalError, PilotfishError
+from pilotfish.base.shortage import shortage
 from pilotfish.engines.engine_errors import EngineError
 
 _log = logging.getLogger("pilotfish.edge")
@@ -19,3 +20,14 @@ def to_client_error(error: Exception, what: str) -> PilotfishError:
         return error
     _log.error(what, exc_info=error)
     return InternalError("The edge failed at this request; see the edge's log.")
+
+
+def log_failure(error: Exception, what: str) -> Exception:
+    """Log an error of the edge; return the error for the request."""
+    if (short := shortage(error)) is None:
+        _log.error(what, exc_info=error)
+        return error
+    _log.error("%s because the machine lacks %s: %s", what, short, error)
+    return BusyError(
+        f"The edge's machine has no {short} left for this request now: try again later."
+    )

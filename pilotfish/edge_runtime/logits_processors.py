@@ -1,10 +1,14 @@
 """Check a generation's logits options, create its `LogitsProcessor`, and apply it.
 
 In:  a `Begin`, its sampling parameters, and the constraint of its grammar. Out: a
-     `LogitsProcessor`, or a typed refusal.
+     `LogitsProcessor`, or a typed refusal; and for each job a `RowProcessor`.
+
+The rows of an ensemble are averages of its workers' likeliest tokens. So its workers must process
+their logits before that: they get a job's `RowOptions` with the pass.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from pilotfish.base.errors import (
     BadGrammarError,
@@ -16,7 +20,7 @@ from pilotfish.base.errors import (
 from pilotfish.engines.engine_errors import GrammarBusyError, GrammarError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.speculation.distributions import Floats
-from pilotfish.speculation.logits_options import Constraint, LogitsProcessor
+from pilotfish.speculation.logits_options import Constraint, LogitsProcessor, RowOptions
 from pilotfish.wire import messages as m
 from pilotfish.wire.protocols import SamplingParams
 from pilotfish.wire.protocols.protocol import Ids
@@ -26,12 +30,15 @@ class LogitsProcessors:
     """Creates logits processors.
 
     model_logits: whether the target's logits come from one model (not from an ensemble).
+    takes_options: whether the models of an ensemble process their logits.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, model_logits: bool) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, *, model_logits: bool, takes_options: bool = False
+    ) -> None:
         self._vocab = vocabulary.vocab_size
         self._grammars = vocabulary.grammars
-        self._model_logits = model_logits
+        self._model_logits, self._takes_options = model_logits, takes_options
 
     def expect_model_logits(self) -> None:
         """Raise `UnsupportedError` if the target's logits are an ensemble's average."""
@@ -48,10 +55,10 @@ class LogitsProcessors:
         """
         if (shape := begin.shape) is None:
             return
-        if not self._model_logits:
+        if not (self._model_logits or self._takes_options):
             raise UnsupportedError(
-                "This edge's target averages only the likeliest tokens of its workers, so it "
-                "accepts no penalties, no logit_bias and no grammar."
+                "This edge's target has a worker of an older build, so it accepts no penalties, no "
+                "logit_bias and no grammar."
             )
         if shape.since > length:
             raise MalformedError(
@@ -76,16 +83,50 @@ class LogitsProcessors:
         )
 
 
-def process_logits(
-    logits_processor: LogitsProcessor, logits: Floats, text: Ids, paths: Sequence[Sequence[int]]
-) -> Sequence[int]:
-    """Change logits [rows, V] in place; return the rows that no token may follow.
+class RowProcessor:
+    """Processes the rows of one job's logits, here or at an ensemble's workers.
 
-    text, paths: as in `LogitsProcessor.process`. Raises `BadGrammarError` if the grammar cannot
-    follow the text, `BusyError` if the machine has no room for it at the moment.
+    text, paths: as in `LogitsProcessor.process`.
     """
+
+    def __init__(
+        self, logits_processor: LogitsProcessor, text: Ids, paths: Sequence[Sequence[int]]
+    ) -> None:
+        self._logits_processor, self._text, self._paths = logits_processor, text, paths
+        self._stated = False
+        self._dead: Sequence[int] = ()
+        self._error: Exception | None = None
+
+    def state(self, vocab: int) -> RowOptions | None:
+        """Return the options for an ensemble's pass; None if `process` will raise an error."""
+        self._stated, self._error = True, None
+        try:
+            with _grammar_errors():
+                options, self._dead = self._logits_processor.state(self._text, self._paths, vocab)
+        except Exception as error:  # for example a MemoryError; only this job fails
+            self._error = error
+            return None
+        return options
+
+    def process(self, logits: Floats) -> Sequence[int]:
+        """Return the rows that no token may follow, after a change of logits [rows, V] in place.
+
+        After `state` the logits are processed already. Raises `BadGrammarError` if the grammar
+        cannot follow the text, `BusyError` if the machine has no room for it at the moment.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._stated:
+            return self._dead
+        with _grammar_errors():
+            return self._logits_processor.process(logits, self._text, self._paths)
+
+
+@contextmanager
+def _grammar_errors() -> Iterator[None]:
+    """Turn a grammar's errors into errors that a client may see."""
     try:
-        return logits_processor.process(logits, text, paths)
+        yield
     except GrammarBusyError as error:
         raise BusyError(str(error)) from error
     except GrammarError as error:

@@ -105,7 +105,11 @@ class MessageHandler:
             self.sessions,
             replies,
             self.compiler,
-            LogitsProcessors(vocabulary, model_logits=target.model_logits),
+            LogitsProcessors(
+                vocabulary,
+                model_logits=target.model_logits,
+                takes_options=target.takes_options,
+            ),
             resources=resources,
             edge_drafter=edge_drafter,
             limits=wire_limits,

@@ -20,7 +20,6 @@ a device whose window is expected later, for a device that is alone, or if the n
 before this one ends.
 """
 
-import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -31,19 +30,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.base.errors import BusyError
-from pilotfish.base.shortage import shortage
-from pilotfish.edge_runtime.client_errors import is_client_error
+from pilotfish.edge_runtime.client_errors import is_client_error, log_failure
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.fair_shares import FairShares
+from pilotfish.edge_runtime.logits_processors import RowProcessor
 from pilotfish.edge_runtime.targets.target import Scores, Target
 from pilotfish.engines.engine import CHUNK, Work
 from pilotfish.engines.language_model import Output
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
-
-_log = logging.getLogger("pilotfish.edge")
 
 _COSTLY_S = 0.01  # processor time (s) above which a verification is costly; one such job per pass
 _POSTPONED_S = 0.02  # interval (s) between checks whether an owner still owes time
@@ -74,7 +70,8 @@ class Job:
     tokens that need logits. verify: function of the logits [rows, V] and hidden states [rows, d] of
     these tokens; it returns a decision, or a request for states, or None. A prefill has no
     function. draft: the window at the end of the sequence. owner: key of the session's client.
-    temperature: sampling temperature in ``verify``. hints: drafts that may be attached.
+    temperature: sampling temperature in ``verify``. hints: drafts that may be attached. processor:
+    processes the rows' logits in ``verify``, unless an ensemble's models do.
     """
 
     session: bytes
@@ -86,6 +83,7 @@ class Job:
     owner: bytes = b""
     temperature: float = 0.0
     hints: AttachableHints | None = None
+    processor: RowProcessor | None = None
     work: Work = field(init=False)  # its work in the next pass or in the pass under way
     size: int = field(init=False)  # number of tokens that this work computes
     pass_ns: int = 0  # start of the pass with this work
@@ -196,6 +194,8 @@ class Scheduler:
         now_ns = self._clock()
         for job in jobs:
             self._give_slot(job)
+            if self.target.takes_options:
+                _state_options(job, self.target.vocab_size)
             self._computing.add(job.slot)
             job.pass_ns = now_ns
             job.started_ns = job.started_ns or now_ns
@@ -306,7 +306,7 @@ class Scheduler:
         self._heads = {}
         done = []
         if scores.error is not None:
-            error = _log_failure(scores.error, "a target pass failed")
+            error = log_failure(scores.error, "a target pass failed")
             self._metrics.failed_passes += 1
             for job in jobs:
                 job.error = error
@@ -354,6 +354,14 @@ class Scheduler:
             self._answered_ns[job.slot] = job.done_ns
 
 
+def _state_options(job: Job, vocab: int) -> None:
+    """Add to a job's work the options by which an ensemble's models process its rows."""
+    if job.processor is not None and job.work.rows:
+        begun_s = time.thread_time()
+        job.work = job.work._replace(options=job.processor.state(vocab))
+        job.verify_cpu_s += time.thread_time() - begun_s
+
+
 def _decide(job: Job, output: Output) -> None:
     """Verify one job of a pass; an error affects only this job."""
     begun_s = time.thread_time()
@@ -362,20 +370,9 @@ def _decide(job: Job, output: Output) -> None:
         job.omitted = output.omitted
     except Exception as error:
         known = is_client_error(error)
-        job.error = error if known else _log_failure(error, "a verification failed")
+        job.error = error if known else log_failure(error, "a verification failed")
     finally:
-        job.verify_cpu_s = time.thread_time() - begun_s
-
-
-def _log_failure(error: Exception, what: str) -> Exception:
-    """Log an error of the edge; return the error for the request."""
-    if (short := shortage(error)) is None:
-        _log.error(what, exc_info=error)
-        return error
-    _log.error("%s because the machine lacks %s: %s", what, short, error)
-    return BusyError(
-        f"The edge's machine has no {short} left for this request now: try again later."
-    )
+        job.verify_cpu_s += time.thread_time() - begun_s
 
 
 def _limit_costly(jobs: list[Job]) -> list[Job]:

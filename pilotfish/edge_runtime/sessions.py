@@ -19,6 +19,7 @@ from pilotfish.base.errors import DivergedError, TooManySessionsError, UnknownSe
 from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation import Generation, QueuedGeneration
+from pilotfish.edge_runtime.logits_processors import RowProcessor
 from pilotfish.edge_runtime.scheduler import AttachableHints, Job
 from pilotfish.speculation.distributions import Floats
 from pilotfish.wire.committed_tokens import CommittedTokens
@@ -91,13 +92,14 @@ class Session:
         *,
         draft: Draft | None = None,
         hints: AttachableHints | None = None,
+        processor: RowProcessor | None = None,
     ) -> None:
         """Queue a job of the running generation for the session's slot.
 
-        tokens, rows, verify, draft, hints: as in `Job`.
+        tokens, rows, verify, draft, hints, processor: as in `Job`.
         """
         job = Job(self.id, self.slot, tokens, rows, verify, draft, self.owner)
-        job.hints = hints
+        job.hints, job.processor = hints, processor
         if verify is not None:
             job.temperature = generation.temperature
             job.expected_cpu_s = generation.verify_cpu_s

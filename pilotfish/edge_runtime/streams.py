@@ -17,10 +17,10 @@ from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation import Generation, Stream
 from pilotfish.edge_runtime.hint_sources import NO_HINTS, AttachedHints, HintSources
-from pilotfish.edge_runtime.logits_processors import process_logits
+from pilotfish.edge_runtime.logits_processors import RowProcessor
 from pilotfish.edge_runtime.replies import Replies, job_times
 from pilotfish.edge_runtime.scheduler import Job
-from pilotfish.edge_runtime.sessions import Session
+from pilotfish.edge_runtime.sessions import Session, Verify
 from pilotfish.engines.constraint import DEAD_END
 from pilotfish.engines.manifest import Manifest
 from pilotfish.speculation.agreement import count_agreed
@@ -110,8 +110,8 @@ class StreamServer:
             hints = _StreamHints(
                 session, generation, generation.hints, self.draft_cost, self.limits.context
             )
-        verify = partial(_verify, generation, tokens, ())
-        session.queue_job(generation, tokens, 1, verify, hints=hints)
+        processor, verify = _rule(generation, tokens, ())
+        session.queue_job(generation, tokens, 1, verify, hints=hints, processor=processor)
 
     def finish_job(
         self,
@@ -215,21 +215,33 @@ class _StreamHints:
         job.tokens = np.concatenate([committed, np.array(drafts, np.uint32)])
         job.rows = 1 + len(drafts)
         text = job.tokens[: len(committed)]
-        job.verify = partial(_verify, self._generation, text, drafts)
+        job.processor, job.verify = _rule(self._generation, text, drafts)
+
+
+def _rule(
+    generation: Generation, text: Ids, drafts: Sequence[int]
+) -> tuple[RowProcessor | None, Verify]:
+    """Return the processor of the rows after ``text`` and after each draft, and their rule."""
+    processor = None
+    if generation.logits_processor is not None:
+        processor = RowProcessor(generation.logits_processor, text, node_paths(drafts, None))
+    return processor, partial(_verify, generation, len(text), drafts, processor)
 
 
 def _verify(
-    generation: Generation, text: Ids, drafts: Sequence[int], logits: Floats, hidden: Floats
+    generation: Generation,
+    position: int,
+    drafts: Sequence[int],
+    processor: RowProcessor | None,
+    logits: Floats,
+    hidden: Floats,
 ) -> Decision:
-    """Sample a token after ``text``, and after each draft that equals the token before it.
+    """Sample the token at a position, and one after each draft that equals the token before it.
 
-    logits: [n + 1, V], after ``text`` and after each of n drafts.
+    logits: [n + 1, V], of the position and after each of n drafts.
     """
-    logits_processor, sampling_params = generation.logits_processor, generation.sampling_params
-    dead: Sequence[int] = ()
-    if logits_processor is not None:
-        dead = process_logits(logits_processor, logits, text, node_paths(drafts, None))
-    position = len(text)
+    sampling_params = generation.sampling_params
+    dead = () if processor is None else processor.process(logits)
     decision = Decision(
         *count_agreed(
             drafts,

@@ -24,7 +24,7 @@ from pilotfish.base.errors import (
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation import Generation, WindowState
-from pilotfish.edge_runtime.logits_processors import process_logits
+from pilotfish.edge_runtime.logits_processors import RowProcessor
 from pilotfish.edge_runtime.replies import Replies, job_times
 from pilotfish.edge_runtime.scheduler import Job
 from pilotfish.edge_runtime.sessions import Session
@@ -34,7 +34,6 @@ from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import node_paths
 from pilotfish.wire import messages as m
 from pilotfish.wire.protocols import Decision, Draft, StatesNeeded
-from pilotfish.wire.protocols.protocol import Ids
 from pilotfish.wire.transport import Envelope
 
 
@@ -88,8 +87,14 @@ class WindowServer:
         # [committed + pending + n]
         tokens = np.concatenate([session.committed.ids, draft.pending, draft.ids])
         text = tokens[: len(tokens) - len(draft.ids)]
-        verify = partial(_verify, generation, draft, text)
-        session.queue_job(generation, tokens, len(draft.ids) + 1, verify, draft=draft)
+        processor = None
+        if generation.logits_processor is not None:
+            paths = node_paths(draft.ids.tolist(), draft.parents)
+            processor = RowProcessor(generation.logits_processor, text, paths)
+        verify = partial(_verify, generation, draft, len(text), processor)
+        session.queue_job(
+            generation, tokens, len(draft.ids) + 1, verify, draft=draft, processor=processor
+        )
 
     def _expect_room(self, session: Session, pending: int, drafted: int) -> None:
         if drafted > self.limits.window:
@@ -245,17 +250,22 @@ def _expect_position(session: Session, start: int, digest: bytes) -> None:
 
 
 def _verify(
-    generation: Generation, draft: Draft, text: Ids, logits: Floats, hidden: Floats
+    generation: Generation,
+    draft: Draft,
+    start: int,
+    processor: RowProcessor | None,
+    logits: Floats,
+    hidden: Floats,
 ) -> Decision | StatesNeeded:
-    """Decide on a window. text: tokens before the draft. logits, hidden: rows of root and draft."""
-    protocol, logits_processor = generation.protocol, generation.logits_processor
+    """Decide on a window.
+
+    start: number of tokens before the draft. logits, hidden: rows of root and draft.
+    """
+    protocol = generation.protocol
     assert protocol is not None
-    dead: Sequence[int] = ()
-    if logits_processor is not None:
-        paths = node_paths(draft.ids.tolist(), draft.parents)
-        dead = process_logits(logits_processor, logits, text, paths)
+    dead = () if processor is None else processor.process(logits)
     decision = protocol.verify(
-        draft, logits, generation.sampling_params, round_start=len(text), hidden=hidden
+        draft, logits, generation.sampling_params, round_start=start, hidden=hidden
     )
     if dead:
         _expect_no_dead_end(draft, decision, dead)

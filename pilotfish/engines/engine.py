@@ -22,6 +22,7 @@ from pilotfish.engines.contents import MOST_ID, SlotContents
 from pilotfish.engines.language_model import LanguageModel, Output, open_model
 from pilotfish.engines.passes import Pass, check_room
 from pilotfish.engines.stage import Stage
+from pilotfish.speculation.logits_options import RowOptions
 
 CHUNK = 128  # maximum tokens of a slot in one pass; longer texts take several
 
@@ -39,6 +40,7 @@ class Work(NamedTuple):
             within the tree; −1 is the token before the tree.
         temperature: the sampling temperature of the outputs; 0 is greedy. It matters only to an
             ensemble, which averages distributions of this temperature.
+        options: changes of the outputs' logits, which only an ensemble's workers apply.
     """
 
     slot: int
@@ -46,6 +48,7 @@ class Work(NamedTuple):
     rows: int = 1
     parents: NDArray[np.int64] | None = None
     temperature: float = 0.0
+    options: RowOptions | None = None
 
     @property
     def nodes(self) -> int:

@@ -9,7 +9,8 @@ Law: p̃_m is p_m rebuilt from the K tokens, which have the retained mass ρ_m. 
      smaller, but samples from it are with a probability of Σw_m(1 − ρ_m) tokens that no worker
      chose (`acceptance_bound`). The error of p_agg is at most 2Σw_m(1 − ρ_m) in L1 (17); the error
      of acceptance is at most half of that (19). With K = V nothing is rebuilt, and p_agg is exact
-     in every bit.
+     in every bit. Under a grammar p_m is the distribution of worker m's masked logits, V the number
+     of allowed tokens, and p̃_m is 0 for all others.
 
 All values are float32, like the logits: an ensemble of float32 models has no more digits, and a
 window over a large vocabulary takes megabytes. Rows of another dtype are aggregated in that dtype.
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.speculation.distributions import Floats, Sampling, probabilities
+from pilotfish.speculation.masks import Masks
 from pilotfish.speculation.theory import Values, beta, tv
 from pilotfish.speculation.truncation import largest
 
@@ -106,26 +108,41 @@ def _largest_exactly(values: Floats, count: int) -> NDArray[np.integer]:
     return ids
 
 
+def restrict(rows: TopRows, masks: Masks) -> TopRows:
+    """Set the values of forbidden tokens to 0: a format may round 0 up, and a worker may lie."""
+    values: Floats = rows.values * masks.allows(rows.ids)
+    return TopRows(rows.ids, values)
+
+
 def rebuild(rows: TopRows, vocab: int, scheme: Scheme) -> Floats:
     """Compute one worker's rebuilt distributions p̃, [n, V], by equation (5) or (6)."""
     return aggregate([1.0], [rows], vocab, scheme)
 
 
 def aggregate(
-    weights: Sequence[float] | Values, answers: Sequence[TopRows], vocab: int, scheme: Scheme
+    weights: Sequence[float] | Values,
+    answers: Sequence[TopRows],
+    vocab: int,
+    scheme: Scheme,
+    masks: Masks | None = None,
 ) -> Floats:
     """Compute p_agg = Σ w_m p̃_m of M workers' answers for the same n rows, [n, ``vocab``] (7).
 
     weights: w_m > 0; the function normalises them, so a worker may be left out. Each row's sum is 1
     up to rounding. No p̃_m is built in full: all V tokens first get the share of a token outside
-    the top K, and each worker then adds the difference at its K tokens.
+    the top K, and each worker then adds the difference at its K tokens. masks: the tokens that the
+    n rows allow; the answers are those of masked logits (`restrict`), and only allowed tokens share
+    what a worker left out.
     """
     shares = np.asarray(weights, np.float64) / np.sum(weights, dtype=np.float64)
     dtype = np.result_type(*(rows.values for rows in answers))
     count = len(answers[0])
     # for each worker, f64 [n]: the factor by which its K values are multiplied, and p̃ of each
     # token outside its top K
-    scales, fills = zip(*(_rebuild_factors(rows, vocab, scheme) for rows in answers), strict=True)
+    scales, fills = zip(
+        *(_rebuild_factors(rows, _others(rows, vocab, masks), scheme) for rows in answers),
+        strict=True,
+    )
     total = np.empty((count, vocab), dtype)
     total[:] = (shares @ np.stack(fills))[:, None]
     flat = total.reshape(-1)
@@ -141,17 +158,31 @@ def aggregate(
         more += flat[places]
         # a true top K has no value below ``fill``; rounding or a false answer must not fall below 0
         flat[places] = np.maximum(more, 0.0)
+    if masks is not None:
+        total[~masks.unpack()] = 0.0
     return total
 
 
-def _rebuild_factors(rows: TopRows, vocab: int, scheme: Scheme) -> tuple[Values, Values]:
-    """Return the factor by which K values are multiplied, and p̃ of other tokens; f64 [n] each."""
-    retained, others = rows.retained_mass, vocab - rows.k
-    if not others:
-        return np.ones(len(rows)), np.zeros(len(rows))
+def _others(rows: TopRows, vocab: int, masks: Masks | None) -> NDArray[np.int64]:
+    """Count the allowed tokens outside each row's top K, i64 [n]."""
+    if masks is None:
+        return np.full(len(rows), vocab - rows.k)
+    others: NDArray[np.int64] = masks.counts() - masks.allows(rows.ids).sum(axis=1)
+    return others
+
+
+def _rebuild_factors(
+    rows: TopRows, others: NDArray[np.int64], scheme: Scheme
+) -> tuple[Values, Values]:
+    """Return the factor by which K values are multiplied, and p̃ of other tokens; f64 [n] each.
+
+    A row without other tokens stays as it is.
+    """
+    retained, whole = rows.retained_mass, others == 0
     if scheme == "renormalise":
-        return 1.0 / retained, np.zeros(len(rows))
-    return np.ones(len(rows)), np.maximum(1.0 - retained, 0.0) / others
+        return 1.0 / np.where(whole, 1.0, retained), np.zeros(len(rows))
+    left_out = np.where(whole, 0.0, np.maximum(1.0 - retained, 0.0))
+    return np.ones(len(rows)), left_out / np.maximum(others, 1)
 
 
 def as_logits(aggregated: Floats, temperature: float) -> NDArray[np.float32]:

@@ -10,13 +10,14 @@ top-p (docs/protocols.md). A `Constraint` applies a grammar, for which it needs 
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.masks import Masks
 from pilotfish.speculation.penalties import Penalties
 
 Ids = NDArray[np.uint32]
@@ -163,12 +164,53 @@ class LogitsProcessor:
             return ()
         return self._constraint.forbid(logits, text[self._prompt_length :], paths)
 
+    def state(
+        self, text: Ids, paths: Sequence[Sequence[int]], vocab: int
+    ) -> "tuple[RowOptions, Sequence[int]]":
+        """Return what `process` would do to rows over ``vocab`` tokens, and the dead ends."""
+        masks = None
+        dead: Sequence[int] = ()
+        if self._constraint is not None:
+            rows = np.zeros((len(paths), vocab), np.float32)
+            dead = self._constraint.forbid(rows, text[self._prompt_length :], paths)
+            masks = Masks.pack(rows == 0.0)
+        options = replace(self._options, grammar=None)
+        return RowOptions(options, self._prompt_length, masks), dead
+
     def forced_token(self, text: Ids, path: Sequence[int]) -> int | None:
         """Return the only token that may follow text and path; None if there is a choice."""
         if self._constraint is None:
             return None
         tokens = self._constraint.forced(text[self._prompt_length :], path)
         return tokens[0] if len(tokens) else None
+
+
+class RowOptions(NamedTuple):
+    """Changes of the logits of certain rows, in a form that another process can apply.
+
+    options: bias and penalties, without a grammar. prompt_length: number of tokens before the
+    answer. masks: the tokens that the grammar allows in each row; None: all.
+    """
+
+    options: LogitsOptions
+    prompt_length: int
+    masks: Masks | None
+
+    def process(
+        self,
+        logits: Floats,
+        tokens: NDArray[np.integer[Any]],
+        parents: Sequence[int] | NDArray[np.int64] | None,
+    ) -> None:
+        """Change the rows of ``logits`` [n, V] in place.
+
+        tokens: integers [m], the whole sequence; the rows are those of its last n tokens. parents:
+        as in `node_paths`, if the last n − 1 tokens are a tree.
+        """
+        length = len(tokens) - len(logits) + 1
+        paths = node_paths(tokens[length:].tolist(), parents)
+        processor = LogitsProcessor(self.options, self.prompt_length, self.masks)
+        processor.process(logits, tokens[:length].astype(np.uint32), paths)
 
 
 def node_paths(

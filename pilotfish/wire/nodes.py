@@ -15,6 +15,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from pilotfish.speculation.logits_options import MOST_BIASED
 from pilotfish.wire.messages import MAX_WINDOW, U31, U63, Buffer, Header, Name, Text, decode_checked
 
 VERSION: Final = 3
@@ -93,6 +94,32 @@ class Step(Header, tag="step", frozen=True):
     )
 
 
+class ItemOptions(Header, frozen=True):
+    """Changes of the logits of an item's rows, before a worker takes the likeliest tokens.
+
+    since: number of the sequence's tokens before the answer, for the penalties. biases: number of
+    biased tokens. The penalties are those of `wire.messages.LogitsOptionsMsg`. masked: whether each
+    row of the item has a mask.
+    """
+
+    since: U31
+    biases: Annotated[int, msgspec.Meta(ge=0, le=MOST_BIASED)] = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    masked: bool = False
+
+
+class StepWithOptions(Step, tag="step_with_options", frozen=True, kw_only=True):
+    """`Step` to a worker, with changes of logits; ``options`` has an entry for each item.
+
+    Frame 2: the biases of all items, each a token u32 and its bias f32. Frame 3: the masks of all
+    masked items' rows (`wire.codecs.masks`); empty without such rows.
+    """
+
+    options: Annotated[list[ItemOptions | None], msgspec.Meta(max_length=MAX_ITEMS)]
+
+
 # From a node
 
 
@@ -101,7 +128,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="rea
 
     stage, stages: number of the stage and of all stages; 0 and 0 for a whole model. first_layer,
     layers: the stage's first layer and number of layers. whole: digest of the artifact that was
-    cut into stages.
+    cut into stages. options: whether it takes a `StepWithOptions`.
     """
 
     version: U31
@@ -118,6 +145,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="rea
     first_layer: U31 = 0
     layers: U31 = 0
     whole: Name = ""
+    options: bool = False
 
 
 class AttachReply(Header, tag="attached", frozen=True):
@@ -142,7 +170,7 @@ class Refused(Header, tag="refused", frozen=True):
     message: Text
 
 
-Order = Greet | Attach | AttachByMass | Step
+Order = Greet | Attach | AttachByMass | Step | StepWithOptions
 Report = Ready | AttachReply | Scored | Refused
 
 _orders: "msgspec.msgpack.Decoder[Order]" = msgspec.msgpack.Decoder(Order)

@@ -17,9 +17,11 @@ from pilotfish.speculation.ensemble import (
     TopRows,
     aggregate,
     as_logits,
+    restrict,
     top_rows,
     top_rows_by_mass,
 )
+from pilotfish.speculation.masks import Masks
 from pilotfish.wire.codecs.topk import decode_topk, encode_topk
 from tests.conftest import CONTEXT, VOCAB
 from tests.support.federating import SESSIONS
@@ -57,11 +59,20 @@ class Averaged:
         if not work.rows:
             return np.empty((0, 0), np.float32)
         most, temperature = self.top_k or VOCAB, work.temperature
+        masks = None
+        if work.options is not None:
+            masks = work.options.masks
+            for each in outputs:
+                work.options.process(each.logits, work.tokens, work.parents)
         if self.mass:
             cut = [top_rows_by_mass(each.logits, temperature, self.mass, most) for each in outputs]
             # each row alone, since K differs
+            parts = [None if masks is None else masks[at : at + 1] for at in range(len(cut[0]))]
             return np.concatenate(
-                [self._average(rows, temperature) for rows in zip(*cut, strict=True)]
+                [
+                    self._average(rows, temperature, part)
+                    for rows, part in zip(zip(*cut, strict=True), parts, strict=True)
+                ]
             )
         info = [top_rows(each.logits, temperature, most) for each in outputs]
         if self.top_k is None:
@@ -70,15 +81,20 @@ class Averaged:
                 rows.values * np.float32(share) for rows, share in zip(info, shares, strict=True)
             )
             return as_logits(np.asarray(total), temperature)
-        return self._average(info, temperature)
+        return self._average(info, temperature, masks)
 
-    def _average(self, info: Sequence[TopRows], temperature: float) -> NDArray[np.float32]:
+    def _average(
+        self, info: Sequence[TopRows], temperature: float, masks: Masks | None
+    ) -> NDArray[np.float32]:
         """Average the workers' rows as an edge decodes them."""
         received = [
             decode_topk(encode_topk(rows, VOCAB, self.values), len(rows), rows.k, VOCAB)
             for rows in info
         ]
-        return as_logits(aggregate(self.weights, received, VOCAB, self.scheme), temperature)
+        if masks is not None:
+            received = [restrict(rows, masks) for rows in received]
+        total = aggregate(self.weights, received, VOCAB, self.scheme, masks)
+        return as_logits(total, temperature)
 
 
 def tokens_of(seed: int, count: int) -> NDArray[np.uint32]:

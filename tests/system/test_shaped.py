@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pilotfish import Device, EdgeServer, PilotfishError
+from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import TokenOutOfRangeError, UnsupportedError
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.onnx_decoder import Decoder, Pass
@@ -19,7 +19,6 @@ from tests.conftest import VOCAB, Pair
 from tests.device_runtime.bridged_devices.conftest import models as bridged_models
 from tests.support.daemons import running
 from tests.support.enumeration import p_value
-from tests.support.federating import cast_in, federation
 from tests.support.in_process import Reader, expect_the_same
 from tests.support.relay import Relay
 from tests.support.shaped import shaped
@@ -213,16 +212,3 @@ def test_a_token_that_the_target_lacks(device: Device) -> None:
 def test_values_that_make_no_sense(device: Device, message: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match=next(iter(message))):
         device.generate(PROMPTS[0], max_tokens=2, **message)
-
-
-def test_a_federation_takes_none(tmp_path: Path) -> None:
-    cast = cast_in(tmp_path)
-    with (
-        federation(tmp_path, [cast.a, cast.b]) as serving,
-        Device(cast.draft, serving.endpoint, threads=1) as device,
-    ):
-        with pytest.raises(
-            PilotfishError, match="accepts no penalties, no logit_bias and no grammar"
-        ):
-            device.generate(PROMPTS[0], protocol="greedy", max_tokens=2, presence_penalty=1.0)
-        assert device.generate(PROMPTS[0], max_tokens=2, protocol="stream", **SAMPLED).tokens

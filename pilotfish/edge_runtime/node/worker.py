@@ -3,15 +3,17 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from pilotfish.base.errors import MalformedError, UnsupportedError
 from pilotfish.edge_runtime.node.work import NodeWork, make_ready
+from pilotfish.edge_runtime.step_options import decode_options
 from pilotfish.edge_runtime.steps import WorkFrames, decode_works, engine_refusals
 from pilotfish.engines.engine import Engine
 from pilotfish.speculation.ensemble import TopRows, top_rows, top_rows_by_mass
 from pilotfish.wire.codecs.topk import TOPK_FORMATS, encode_topk, encode_topk_each
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.nodes import Attach, AttachByMass, Step
+from pilotfish.wire.nodes import Attach, AttachByMass, Step, StepWithOptions
 
 
 class Worker(NodeWork):
@@ -26,7 +28,7 @@ class Worker(NodeWork):
         self._vocab = engine.model.vocab_size
         self._k, self._values = 0, ""
         self._mass: float | None = None  # retained mass for which the worker chooses K
-        self.ready = make_ready(engine.model, engine.model.hidden_size)
+        self.ready = replace(make_ready(engine.model, engine.model.hidden_size), options=True)
 
     def attach(self, attach: Attach) -> None:
         """Empty the slots, and set K and the format of the probabilities."""
@@ -41,11 +43,17 @@ class Worker(NodeWork):
 
     def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer]:
         """Run a step; return one frame, the top K of each row in the order of the items."""
-        if len(frames) != 2:
-            raise MalformedError(f"A step has 2 frames, not {len(frames)}.")
-        works = decode_works(WorkFrames(step.items, *frames), self._engine, self._vocab)
+        expected = 4 if isinstance(step, StepWithOptions) else 2
+        if len(frames) != expected:
+            raise MalformedError(f"A step has {expected} frames, not {len(frames)}.")
+        works = decode_works(WorkFrames(step.items, *frames[:2]), self._engine, self._vocab)
+        if isinstance(step, StepWithOptions):
+            works = decode_options(step, frames[2:], works, self._vocab)
         with engine_refusals():
             outputs = self._engine.run(works, self._feed_watchdog)
+        for work, output in zip(works, outputs, strict=True):
+            if work.options is not None:
+                work.options.process(output.logits, work.tokens, work.parents)
         if self._mass is not None:
             each = [
                 rows

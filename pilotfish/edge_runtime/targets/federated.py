@@ -12,7 +12,8 @@ these events. Tokens that a worker has missed are sent with its next step. Under
 missed tokens are sent in a separate step, while the other workers continue.
 
 The ensemble has no hidden states. Its logits are valid only for the request's temperature; top-k
-and top-p truncate the average.
+and top-p truncate the average. Bias, penalties and grammars change the logits of each worker,
+before its softmax and its top K: p_m is the distribution of the processed logits.
 """
 
 import hashlib
@@ -27,6 +28,7 @@ import zmq
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import ConfigError, TargetLostError, UnsupportedError
+from pilotfish.edge_runtime.step_options import masks_of
 from pilotfish.edge_runtime.targets.node_client import NodeAddress, expect_encrypted
 from pilotfish.edge_runtime.targets.node_list import Federation, read_addresses, read_node_list
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
@@ -80,7 +82,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         super().__init__()
         manifest = options.artifact.manifest
         self._federation, self._metrics = federation, options.metrics
-        self._vocab = manifest.vocab_size
+        self.vocab_size = manifest.vocab_size
         self.context = min(options.config.limits.context, manifest.dimensions.context)
         self.digest = ""
         self._workers: list[WorkerClient] = []
@@ -102,8 +104,9 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
                     self.context,
                 )
                 self.context = worker.ready.context
+        self.takes_options = all(each.ready.options for each in self._workers if each.ready)
         for worker in self._workers:
-            worker.context = self.context
+            worker.context, worker.takes_options = self.context, self.takes_options
         workers = [(member.digest, member.weight) for member in self._workers]
         federation = self._federation
         cut = (federation.top_k, federation.mass) if federation.mass else federation.top_k
@@ -230,13 +233,15 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         if any(work.rows for work in pending.works):
             answers = [pending.rows[index] for index in present]
             scheme = self._federation.reconstruction
+            masks = masks_of(pending.works, self.vocab_size)
             # [Σ rows, V]; all rows at once, or each row if workers choose K
-            p = np.concatenate(
-                [
-                    aggregate(weights, rows, self._vocab, scheme)
-                    for rows in zip(*answers, strict=True)
-                ]
-            )
+            parts, begin = [], 0
+            for rows in zip(*answers, strict=True):
+                end = begin + len(rows[0])
+                part = None if masks is None else masks[begin:end]
+                parts.append(aggregate(weights, rows, self.vocab_size, scheme, part))
+                begin = end
+            p = np.concatenate(parts)
             # [M, Σ rows], and [Σ rows]
             retained = np.stack(
                 [np.concatenate([rows.retained_mass for rows in answer]) for answer in answers]

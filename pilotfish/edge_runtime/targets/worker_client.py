@@ -6,7 +6,7 @@ In:  passes. Out: whether the worker takes part in a pass, and its top K of each
 import math
 import secrets
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import count, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import MalformedError
 from pilotfish.edge_runtime.edge_config import MEBIBYTE, EdgeLimits
+from pilotfish.edge_runtime.step_options import encode_options, masks_of
 from pilotfish.edge_runtime.steps import encode_works, record_works
 from pilotfish.edge_runtime.targets.node_client import NodeAddress, NodeClient
 from pilotfish.edge_runtime.targets.node_list import Federation, WorkerEntry, lacks_room
@@ -22,10 +23,11 @@ from pilotfish.edge_runtime.targets.target import TargetOptions
 from pilotfish.engines.contents import SlotContents
 from pilotfish.engines.engine import CHUNK, Work
 from pilotfish.engines.manifest import Manifest
-from pilotfish.speculation.ensemble import TopRows
+from pilotfish.speculation.ensemble import TopRows, restrict
+from pilotfish.speculation.masks import Masks
 from pilotfish.wire.codecs.topk import decode_topk, decode_topk_each
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.nodes import Attach, AttachByMass, Ready, Scored, Step
+from pilotfish.wire.nodes import Attach, AttachByMass, Ready, Scored, Step, StepWithOptions
 
 DEPTH = 2  # number of passes under way: one at the workers, one on its way to them
 _MOST_OPEN_STEPS = 2 * DEPTH  # upper limit of unanswered steps of a worker
@@ -38,10 +40,11 @@ _TOKEN_BYTES = 16  # upper limit of an answer's bytes per top-K token, and per r
 
 
 class _OpenStep(NamedTuple):
-    """Unanswered step: the time at which it was sent, and its number of rows."""
+    """Unanswered step: the time at which it was sent, its number of rows, and their masks."""
 
     since_s: float
     rows: int
+    masks: Masks | None
 
 
 class WorkerClient:
@@ -49,7 +52,8 @@ class WorkerClient:
 
     digest: required digest of the worker's artifact; "": any digest, until the first attachment.
     context: required number of positions of its slots; 0 before the federation sets it. left_out:
-    whether the last finished pass was averaged without this worker. clock: the target's clock.
+    whether the last finished pass was averaged without this worker. takes_options: whether the
+    worker must process logits. clock: the target's clock.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class WorkerClient:
         limits = options.config.limits
         self.weight, self.digest = entry.weight, entry.digest
         self.context = 0
-        self.left_out = False
+        self.left_out = self.takes_options = False
         self._federation, self._clock = federation, clock
         self._manifest = options.artifact.manifest
         self._slots = limits.sessions
@@ -219,9 +223,20 @@ class WorkerClient:
         assert self._incarnation is not None
         items, tokens, parents = encode_works(works, self._contents)
         record_works(works, self._contents)
+        frames = [tokens, parents]
         step = Step(incarnation=self._incarnation, number=number, items=list(items))
-        self._open_steps[number] = _OpenStep(now_s, sum(work.rows for work in works))
-        self._metrics.node_bytes[self.name, "to"] += self._client.send(step, (tokens, parents))
+        if (stated := encode_options(works)) is not None:
+            frames += [stated.biases, stated.masks]
+            step = StepWithOptions(
+                incarnation=self._incarnation,
+                number=number,
+                items=list(items),
+                options=stated.items,
+            )
+        self._open_steps[number] = _OpenStep(
+            now_s, sum(work.rows for work in works), masks_of(works, self._manifest.vocab_size)
+        )
+        self._metrics.node_bytes[self.name, "to"] += self._client.send(step, frames)
 
     def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> list[TopRows]:
         """Decode an answer; raise `MalformedError` if no model can have computed it."""
@@ -229,7 +244,7 @@ class WorkerClient:
             raise MalformedError(f"It answers step {scored.number}, which is not the next step.")
         if len(frames) != 1:
             raise MalformedError(f"An answer has 1 frame, not {len(frames)}.")
-        due, vocab = self._open_steps[scored.number].rows, self._manifest.vocab_size
+        (_, due, masks), vocab = self._open_steps[scored.number], self._manifest.vocab_size
         most, mass = self._federation.top_k, self._federation.mass
         if mass:
             answers = decode_topk_each(frames[0], due, most, vocab)
@@ -238,8 +253,11 @@ class WorkerClient:
                 raise MalformedError("A row's probabilities have a smaller sum than was asked for.")
         else:
             answers = [decode_topk(frames[0], due, most, vocab)]
-        # the K most probable of V tokens have a total probability of at least K/V
-        if due and any(rows.retained_mass.min() < _LEAST_MASS * rows.k / vocab for rows in answers):
+        if masks is not None:
+            ends = np.cumsum([0, *map(len, answers)]).tolist()
+            parts = [masks[begin:end] for begin, end in pairwise(ends)]
+            answers = [restrict(rows, part) for rows, part in zip(answers, parts, strict=True)]
+        if due and _has_impossible_mass(answers, masks, vocab):
             raise MalformedError(
                 "The probabilities of a row have a smaller sum than the most "
                 "probable tokens can have."
@@ -262,12 +280,25 @@ class WorkerClient:
                 f"it holds {ready.model} with digest {ready.digest}, not {self.digest}: if the "
                 "new model is intended, change the list of workers or restart this edge"
             )
+        if self.takes_options and not ready.options:
+            return (
+                "it is of an older build, which cannot apply penalties, logit_bias and grammars: "
+                "upgrade it, or restart this edge to do without them"
+            )
         return lacks_room(ready, self._slots, self.context)
 
 
 def _text(work: Work) -> NDArray[np.integer[Any]]:
     """Return the tokens before a work's output rows; they are a chain."""
     return work.tokens[: len(work.tokens) - max(work.rows, 1)]
+
+
+def _has_impossible_mass(answers: Sequence[TopRows], masks: Masks | None, vocab: int) -> bool:
+    """Return whether a row's sum is too small: the K likeliest of n tokens have at least K/n."""
+    allowed = vocab if masks is None else masks.counts()
+    sizes = np.concatenate([np.full(len(rows), rows.k) for rows in answers])
+    masses = np.concatenate([rows.retained_mass for rows in answers])
+    return bool((masses < _LEAST_MASS * np.minimum(sizes / allowed, 1.0)).any())
 
 
 def _answer_bytes(limits: EdgeLimits, federation: Federation, manifest: Manifest) -> int:
