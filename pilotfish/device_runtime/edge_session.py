@@ -224,7 +224,7 @@ class EdgeSession:
         return sent
 
     def renew_channel(self, exchange: SpeculationProtocol[Any], draft: Draft) -> Draft:
-        """Return the draft, with the link's state if this has changed since the head was told.
+        """Return the draft, with the link's newest state if that differs from the head's.
 
         The state belongs to the window: a window that is sent again brings the same state, and a
         later `begin` has it, too. So a lost connection or session changes no decision.

@@ -158,18 +158,20 @@ def test_the_device_tells_changes_and_at_most_once_a_second() -> None:
     renewal = LinkRenewal(lambda: now_s[0])
     renewal.start(GOOD)
 
-    def told(after_s: float, **changes: float | None) -> Channel | None:
-        now_s[0] += after_s
+    def renewed_after(seconds: float, **changes: float | None) -> Channel | None:
+        now_s[0] += seconds
         return renewal.renewed(lambda: state_of(dataclasses.replace(GOOD, **changes)))
 
-    assert told(0.5, rtt_s=0.5) is None
-    assert told(0.6, rtt_s=0.0054, up_bps=470e6, loss=0.009) is None
-    assert told(0.5, rtt_s=0.5) is None
-    assert told(0.6, rtt_s=0.006) == dataclasses.replace(GOOD, rtt_s=0.006)
-    assert told(1.1, rtt_s=0.006) is None
-    assert told(1.1, rtt_s=0.006, loss=0.02) == dataclasses.replace(GOOD, rtt_s=0.006, loss=0.02)
+    assert renewed_after(0.5, rtt_s=0.5) is None
+    assert renewed_after(0.6, rtt_s=0.0054, up_bps=470e6, loss=0.009) is None
+    assert renewed_after(0.5, rtt_s=0.5) is None
+    assert renewed_after(0.6, rtt_s=0.006) == dataclasses.replace(GOOD, rtt_s=0.006)
+    assert renewed_after(1.1, rtt_s=0.006) is None
+    assert renewed_after(1.1, rtt_s=0.006, loss=0.02) == dataclasses.replace(
+        GOOD, rtt_s=0.006, loss=0.02
+    )
     # what a new connection does not know yet keeps its value
-    assert told(1.1, rtt_s=None, loss=0.02, up_bps=None, down_bps=None) is None
+    assert renewed_after(1.1, rtt_s=None, loss=0.02, up_bps=None, down_bps=None) is None
 
 
 def test_the_head_gets_the_larger_loss() -> None:
@@ -189,15 +191,15 @@ def test_a_state_becomes_a_channel() -> None:
 @pytest.fixture
 def renewals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The link changes every third window; returns the number of windows so far."""
-    asked = [0]
+    states = [0]
 
     def state(link: EdgeLink) -> LinkState:
-        asked[0] += 1
-        return state_of(POOR if asked[0] // 3 % 2 else GOOD)
+        states[0] += 1
+        return state_of(POOR if states[0] // 3 % 2 else GOOD)
 
     monkeypatch.setattr(link_renewal, "_EVERY_S", 0.0)
     monkeypatch.setattr(EdgeLink, "state", state)
-    return asked
+    return states
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -227,10 +229,10 @@ def test_a_lost_window_is_judged_by_the_same_link(
 
     monkeypatch.setattr(Line, "try_send", sent)
     with (
-        EdgeServer(pair.target, **options) as one,
+        EdgeServer(pair.target, **options) as first,
         EdgeServer(pair.target, **options) as other,
     ):
-        relay = Relay(one.endpoint)
+        relay = Relay(first.endpoint)
 
         def lose() -> None:
             if ends == "edge":
@@ -243,7 +245,7 @@ def test_a_lost_window_is_judged_by_the_same_link(
             def answer(lost_at: int) -> tuple[list[int], list[Any]]:
                 renewals[0], windows[0], at[0] = 0, 0, lost_at
                 got = device.generate(prompt, protocol=protocol, **wish)
-                relay.turn_to(one.endpoint)
+                relay.turn_to(first.endpoint)
                 return got.tokens, [each.notes.get("forgiven", 0) for each in got.rounds]
 
             wanted = answer(0)

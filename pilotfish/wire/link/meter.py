@@ -215,7 +215,7 @@ class LinkMeter:
         self._large = _LargeMessages(), _LargeMessages()  # up and down
         self._has_probed = False  # trains were tried
         self._loss, self._loss_down = _RecentLoss(), _RecentLoss()
-        self._told_down: tuple[int, Reading | None] = 0, None  # the loss down, and when it was told
+        self._told_down: tuple[int, Reading | None] = 0, None  # time and value of the loss down
 
     def record_exchange(
         self,
