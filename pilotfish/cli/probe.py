@@ -154,6 +154,7 @@ _ROWS = (
     ("goodput up", "up", 1e-6, "Mbit/s"),
     ("goodput down", "down", 1e-6, "Mbit/s"),
     ("retransmitted", "retransmitted", 1e2, "% of segments"),
+    ("retransmitted down", "retransmitted_down", 1e2, "% of segments"),
     ("signal", "signal", 1.0, "dBm"),
 )
 _HEADINGS = "  ".join(f"{f'{label}, {unit.split()[0]}':>20}" for label, _, _, unit in _ROWS)

@@ -20,6 +20,7 @@ from pilotfish.device_runtime.draft_advice import draft_advice
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.probing import refresh
 from pilotfish.device_runtime.link.retry import AWAY, CancelToken, OutageLog, RetryPolicy
+from pilotfish.device_runtime.link_renewal import channel_from
 from pilotfish.device_runtime.pair_statistics import PairStatistics
 from pilotfish.device_runtime.plan import Plan, alternatives
 from pilotfish.device_runtime.record import Choice, Generation, Piece, Probing, Round
@@ -27,9 +28,8 @@ from pilotfish.device_runtime.session import Session
 from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
 from pilotfish.drafting.window import Drafter
 from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.speculation.channel import Channel
 from pilotfish.wire.link.meter import SMALL_BYTES
-from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, STREAM
 from pilotfish.wire.request import Request
 
@@ -101,7 +101,7 @@ class Conversation:
         finished = False
         try:
             session.start(
-                prompt, plan, _channel_from(state), draft_advice(plan, self._target), owner
+                prompt, plan, channel_from(state), draft_advice(plan, self._target), owner
             )
             for record in self._rounds(plan, answer, alone=alone):
                 settled_ns = time.monotonic_ns()
@@ -287,21 +287,3 @@ class Conversation:
                 _log.info("the edge is back")
                 return True
         return False
-
-
-def _channel_from(state: LinkState | None) -> Channel:
-    """Convert the link's state to a decision head's input; a measured 0 counts as unknown."""
-    if state is None:
-        return Channel()
-    loss = _value(state.retransmitted)
-    return Channel(
-        rtt_s=_value(state.rtt) or None,
-        up_bps=_value(state.up) or None,
-        down_bps=_value(state.down) or None,
-        # limit: the kernel counts repeated connection attempts as retransmitted, not as sent
-        loss=None if loss is None else min(loss, 1.0),
-    )
-
-
-def _value(reading: Reading | None) -> float | None:
-    return None if reading is None else reading.value

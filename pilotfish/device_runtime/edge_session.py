@@ -26,6 +26,7 @@ from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.link_estimator import TimedReply
 from pilotfish.device_runtime.link.pending import SentRequest
 from pilotfish.device_runtime.link.retry import BUSY, RetryBudget
+from pilotfish.device_runtime.link_renewal import LinkRenewal
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Timings
 from pilotfish.wire import messages as m
@@ -93,6 +94,7 @@ class EdgeSession:
         self._plan: Plan | None = None
         self._prompt_length = 0  # number of tokens of the plan's prompt
         self._conditions: m.DecisionConditions | None = None
+        self._renewal = LinkRenewal()
         self._begin_length = 0  # number of committed tokens at the last `begin`
         self.has_prompt_logprobs = True  # False: requested, but not arrived yet
         self._last_limits = _UNLIMITED
@@ -128,6 +130,8 @@ class EdgeSession:
         """Set the plan of the next generation, and the inputs of the edge's decision head."""
         self.note_welcome()
         self._plan, self._prompt_length, self._conditions = plan, prompt_length, conditions
+        if conditions is not None:
+            self._renewal.start(conditions.channel)
         self.has_prompt_logprobs = plan.request.prompt_logprobs is None
 
     def truncate(self, length: int) -> None:
@@ -218,6 +222,19 @@ class EdgeSession:
         sent = self._edge.send(window, frames)
         self.note_welcome()
         return sent
+
+    def renew_channel(self, exchange: SpeculationProtocol[Any], draft: Draft) -> Draft:
+        """Return the draft, with the link's newest state if that differs from the head's.
+
+        The state belongs to the window: a window that is sent again brings the same state, and a
+        later `begin` has it, too. So a lost connection or session changes no decision.
+        """
+        channel = self._renewal.renewed(self._edge.state)
+        if channel is None or self._conditions is None:
+            return draft
+        self._conditions = structs.replace(self._conditions, **vars(channel))
+        renewed: Draft = exchange.attach_channel(draft, channel)
+        return renewed
 
     def wait_verdict(
         self,

@@ -220,6 +220,8 @@ class Session:
         reply = None
         while reply is None:  # repeats only if another edge, with smaller windows, has come
             draft = self._draft(plan, exchange, remaining, ends)
+            if plan.depends_on_link:
+                draft = self.edge.renew_channel(exchange, draft)
             drafted_ns = time.monotonic_ns()
             sent = self.edge.send(exchange, draft)
             if exchange.requests_states:  # the edge may request the last token's hidden state

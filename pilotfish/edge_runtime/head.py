@@ -13,7 +13,7 @@ import logging
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -58,12 +58,18 @@ class HeadJudge:
 
     width: size d of a drafter's state. form: wire format of these states. bound: logit of the
     threshold. score: function from mismatches to logits z (arguments of `DecisionHead.logits`).
+    bind: returns this function for another link.
     """
 
     width: int
     form: HiddenFormat
     bound: float
     score: Score
+    bind: Callable[[Channel], Score]
+
+    def with_channel(self, channel: Channel) -> "HeadJudge":
+        """Return the same head and threshold, bound to another state of the link."""
+        return replace(self, score=self.bind(channel))
 
     @property
     def outcome(self) -> bool | None:
@@ -174,8 +180,13 @@ class DecisionHead:
             width=self.card.drafter.hidden,
             form=self.card.hidden,
             bound=_logit(wanted),
-            score=partial(self._score, offset=self._offset(channel)),
+            score=self._bind(channel),
+            bind=self._bind,
         )
+
+    def _bind(self, channel: Channel) -> Score:
+        """Return the function from mismatches to logits on this link."""
+        return partial(self._score, offset=self._offset(channel))
 
     def _fold(self) -> None:
         """Fold the (affine) standardisation into w1 and b1; split w1 into states and link."""

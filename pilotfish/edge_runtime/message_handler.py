@@ -47,6 +47,7 @@ from pilotfish.wire.protocols.window_checks import check_frame_count
 from pilotfish.wire.transfer import unpack
 from pilotfish.wire.transport import Envelope, check_size
 
+_U31: Final = 2**31 - 1  # the kernel's counters overflow later; a device notices
 _PONG_BYTES: Final = 64  # bytes of a pong without its frame, at most
 
 
@@ -298,7 +299,14 @@ class MessageHandler:
         if len(envelope.frames) > 1 or envelope.size > m.MAX_PROBE:
             raise MalformedError(f"A ping may have at most one frame and {m.MAX_PROBE} bytes.")
         self._metrics.pings += 1
-        pong = m.Pong(nonce=ping.nonce, received_ns=received_ns, sent_ns=time.monotonic_ns())
+        segments = envelope.segments()
+        pong = m.Pong(
+            nonce=ping.nonce,
+            received_ns=received_ns,
+            sent_ns=time.monotonic_ns(),
+            segments=segments.sent & _U31 if segments is not None else 0,
+            repeated=segments.retransmitted & _U31 if segments is not None else 0,
+        )
         self._replies.send_cheap(envelope, pong, envelope.frames)
 
     def _train(self, train: m.Train, envelope: Envelope, received_ns: int) -> None:

@@ -80,6 +80,7 @@ class WindowServer:
         draft: Draft = protocol.decode_draft(envelope.frames, self.manifest.vocab_size)
         if len(draft.ids) > drafted:  # a tree may have more nodes than that
             self._expect_room(session, pending, len(draft.ids))
+        generation.protocol = protocol.follow(draft)
         session.queue_prompt_scores(generation)  # if a pass over the prompt has failed
         generation.window_state = WindowState(
             envelope.client, window.start, envelope.frames, draft, received_ns

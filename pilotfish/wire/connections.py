@@ -29,12 +29,14 @@ from pilotfish.wire import peer_connection as reasons
 from pilotfish.wire.backlog import Backlog
 from pilotfish.wire.io_memory import MAX_OVERHEAD_BYTES, OverheadMeter, clear_overhead
 from pilotfish.wire.link.tcp import (
+    Segments,
     borrow_socket,
     drop_incoming,
     hang_up,
     next_event,
     queued_s,
     read_volume,
+    sent_segments,
 )
 from pilotfish.wire.memory_watch import MEMORY_WATCH, SLACK_BYTES, MemorySample, ReceiveCounter
 from pilotfish.wire.peer_connection import PeerConnection
@@ -175,6 +177,11 @@ class Connections:
         """Return the seconds since a client's last bytes arrived; 0: unknown."""
         connection = self._known.get(client)
         return 0.0 if connection is None else queued_s(connection.descriptor)
+
+    def segments(self, client: bytes) -> Segments | None:
+        """Return the counters of segments that were sent to a client; None: unknown."""
+        connection = self._known.get(client)
+        return None if connection is None else sent_segments(connection.descriptor)
 
     def has_room(self, client: bytes, size: int) -> bool:
         """Return whether a reply of ``size`` bytes may be sent, given its key's unread replies.

@@ -366,11 +366,17 @@ class Tokens(Header, tag="tokens", frozen=True):
 
 
 class Pong(Header, tag="pong", frozen=True):
-    """The answer to a `Ping`, with the ping's frame if it had one, or an answer to a `Train`."""
+    """The answer to a `Ping`, with the ping's frame if it had one, or an answer to a `Train`.
+
+    segments, repeated: TCP data segments that the edge has sent on this connection, and how many of
+    them again; both 0 if it does not know, and in answers to a `Train`.
+    """
 
     nonce: U63
     received_ns: U63
     sent_ns: U63
+    segments: U31 = 0
+    repeated: U31 = 0
 
 
 class Part(Header, tag="part", frozen=True):

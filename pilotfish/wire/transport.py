@@ -10,6 +10,7 @@ import os
 import socket as sockets
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from pilotfish.wire.connections import Bounds, Connections
 from pilotfish.wire.io_memory import OverheadMeter
 from pilotfish.wire.keys import EdgeKeys
 from pilotfish.wire.link.liveness import HEARTBEAT_S
+from pilotfish.wire.link.tcp import Segments
 from pilotfish.wire.messages import MAX_FRAMES, Buffer, encode
 from pilotfish.wire.rollover import KeyRollover
 
@@ -62,7 +64,8 @@ class Envelope(NamedTuple):
     """A received message. ``owner``: the client's key; without keys its routing id.
 
     queued_ns: returns the time that the message waited here. It asks the kernel (3 µs), so it is
-    not called for a refused message.
+    not called for a refused message. segments: returns the counters of the TCP segments that were
+    sent to the client; None: unknown.
     """
 
     client: bytes
@@ -71,6 +74,7 @@ class Envelope(NamedTuple):
     frames: Sequence[Buffer]
     size: int
     queued_ns: Callable[[], int] = int
+    segments: Callable[[], Segments | None] = lambda: None
 
 
 def configure_socket(socket: "zmq.Socket[bytes]", endpoint: str, message_bytes: int) -> None:
@@ -206,7 +210,15 @@ class Listener:
         if not accepted:
             return None
         header = buffers[0] if buffers else b""
-        return Envelope(client, owner, header, buffers[1:], size, self._queue_timer(client))
+        return Envelope(
+            client,
+            owner,
+            header,
+            buffers[1:],
+            size,
+            self._queue_timer(client),
+            partial(self.connections.segments, client),
+        )
 
     def _queue_timer(self, client: bytes) -> Callable[[], int]:
         """Return a function that computes the time (ns) that the newest message waited here."""

@@ -64,7 +64,7 @@ def ping(link: EdgeLink, between: Callable[[], object], **how: Any) -> float:
     answer = link.wait(sent, lambda reply: isinstance(reply, m.Pong), **how)
     assert isinstance(answer.reply, m.Pong)
     pong = answer.reply
-    link.estimator.on_ping(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+    link.estimator.on_ping(answer, pong)
     state = link.state()
     return 0.0 if state.rtt is None else state.rtt.value
 
@@ -148,7 +148,7 @@ def test_what_was_abandoned_is_in_the_way_of_the_next(edge: EdgeServer) -> None:
                 )
                 assert isinstance(answer.reply, m.Pong)
                 pong = answer.reply
-                link.estimator.on_ping(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+                link.estimator.on_ping(answer, pong)
                 assert link.state().rtt is None
             finally:
                 link.close()

@@ -170,6 +170,18 @@ def test_a_ping_brings_back_what_it_carried(edge: EdgeServer) -> None:
             assert list(map(bytes, back)) == frames
 
 
+def test_a_pong_tells_the_segments_that_the_edge_sent(edge: EdgeServer) -> None:
+    with RawClient(edge.endpoint) as client:
+        counts = []
+        for _ in range(2):
+            client.say(m.Ping(nonce=7), b"x" * 100_000)
+            reply, _ = client.receive_all()
+            assert isinstance(reply, m.Pong)
+            counts.append(reply)
+        assert counts[1].segments > counts[0].segments
+        assert counts[1].repeated < counts[1].segments
+
+
 @pytest.mark.parametrize("frames", [[b"", b""], [b"z" * (m.MAX_PROBE + 1)]])
 def test_a_ping_is_bounded(edge: EdgeServer, frames: list[bytes]) -> None:
     with RawClient(edge.endpoint) as client:

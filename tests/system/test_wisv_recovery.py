@@ -6,6 +6,7 @@ measured anew for every request.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import UnsupportedError
+from pilotfish.device_runtime import link_renewal
 from pilotfish.device_runtime.link import pending
 from pilotfish.device_runtime.link.line import Line
 from pilotfish.engines.artifact import Artifact
@@ -115,10 +117,12 @@ def mortal(
 def test_an_edge_killed_and_restarted_before_a_message(
     mortal: tuple[Device, Callable[..., None]],
     journal: Journal,
+    monkeypatch: pytest.MonkeyPatch,
     protocol: str,
     kind: type[m.DeviceMessage],
 ) -> None:
     """With ``States``: between a window and the states that the edge asked for."""
+    monkeypatch.setattr(link_renewal, "_EVERY_S", math.inf)  # `test_wisv_link.py` tests renewals
     device, replace = mortal
     wanted = device.generate(PROMPT, protocol=protocol, **WISH)
     assert len(wanted.rounds) > 5

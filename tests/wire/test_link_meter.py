@@ -289,6 +289,19 @@ def test_loss_is_that_of_the_last_seconds() -> None:
     assert loss(10, 1) == 0.1  # another connection
 
 
+def test_the_loss_down_is_what_the_edge_told_last() -> None:
+    now_ns = [10**12]
+    meter = LinkMeter(lambda: now_ns[0])
+    assert meter.state().retransmitted_down is None
+    for sent, again in ((100, 10), (200, 10)):
+        now_ns[0] += 6 * 10**9
+        meter.record_segments_down(Segments(sent, again))
+    now_ns[0] += 2 * 10**9
+    reading = meter.state(Segments(10, 5)).retransmitted_down
+    assert reading is not None
+    assert (reading.value, reading.age_s, reading.samples) == (0.0, pytest.approx(2.0), 100)
+
+
 def test_few_segments_tell_the_loss_of_a_longer_time() -> None:
     now_ns = [10**12]
     meter = LinkMeter(lambda: now_ns[0])

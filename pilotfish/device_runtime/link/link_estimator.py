@@ -13,7 +13,7 @@ from pilotfish.device_runtime.record import Probing, Timings
 from pilotfish.wire.link.meter import LinkMeter, Transit
 from pilotfish.wire.link.state import LinkState, signal_dbm
 from pilotfish.wire.link.tcp import Segments
-from pilotfish.wire.messages import Buffer, Reply, Times
+from pilotfish.wire.messages import Buffer, Pong, Reply, Times
 
 
 class TimedReply(NamedTuple):
@@ -108,9 +108,12 @@ class LinkEstimator:
             downlink=down_s - queued_s,
         )
 
-    def on_ping(self, answer: TimedReply, edge_received_ns: int, held_ns: int) -> None:
+    def on_ping(self, answer: TimedReply, pong: Pong) -> None:
         """Update the meter with the reply to a ping."""
-        self.measure(answer, edge_received_ns, held_ns)
+        self.measure(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+        if pong.segments:
+            with self._lock:
+                self._meter.record_segments_down(Segments(pong.segments, pong.repeated))
         pings, up, down = self.probing
         self.probing = Probing(pings + 1, up + answer.uplink_bytes, down + answer.downlink_bytes)
 

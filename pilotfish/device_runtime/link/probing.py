@@ -31,7 +31,7 @@ def ping(link: EdgeLink, size: int = 0) -> None:
     pong, estimator = answer.reply, link.estimator
     assert isinstance(pong, Pong)
     estimator.echoes = estimator.echoes and len(answer.frames) == len(frames)
-    estimator.on_ping(answer, pong.received_ns, pong.sent_ns - pong.received_ns)
+    estimator.on_ping(answer, pong)
 
 
 def measure_rates(link: EdgeLink, *, brief: bool = False) -> None:

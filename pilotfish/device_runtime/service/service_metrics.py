@@ -66,6 +66,12 @@ _READINGS = (  # (metric, help, attribute of `LinkState`, factor to the metric's
         "retransmitted",
         1.0,
     ),
+    (
+        "link_retransmitted_down_ratio",
+        "Share of TCP segments that the edge sent again.",
+        "retransmitted_down",
+        1.0,
+    ),
     ("link_signal_dbm", "Signal strength of the radio.", "signal", 1.0),
 )
 

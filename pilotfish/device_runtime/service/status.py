@@ -26,6 +26,7 @@ _READINGS = {
     "goodput_up": "up",  # the name "up" already says whether there is a link
     "goodput_down": "down",
     "retransmitted": "retransmitted",
+    "retransmitted_down": "retransmitted_down",
     "signal": "signal",
 }
 

@@ -19,6 +19,7 @@ have been suspended; if the next sample confirms it, both count.
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice, pairwise
 from statistics import fmean, median
 from typing import NamedTuple
@@ -213,7 +214,8 @@ class LinkMeter:
         self._up, self._down = _Samples(_is_lower_rate), _Samples(_is_lower_rate)
         self._large = _LargeMessages(), _LargeMessages()  # up and down
         self._has_probed = False  # trains were tried
-        self._loss = _RecentLoss()
+        self._loss, self._loss_down = _RecentLoss(), _RecentLoss()
+        self._told_down: tuple[int, Reading | None] = 0, None  # time and value of the loss down
 
     def record_exchange(
         self,
@@ -260,6 +262,11 @@ class LinkMeter:
         for bps, samples in ((up_bps, self._up), (down_bps, self._down)):
             if bps is not None:
                 samples.add(now_ns, bps)
+
+    def record_segments_down(self, segments: Segments) -> None:
+        """Add the edge's counters of the segments that it sent."""
+        now_ns = self._clock()
+        self._told_down = now_ns, self._loss_down.reading(segments, now_ns)
 
     @property
     def rates_bps(self) -> tuple[float | None, float | None]:
@@ -324,6 +331,7 @@ class LinkMeter:
         now_ns = self._clock()
         rtt = self._rtt.reading(now_ns)
         taken = len(self._rtt.values)
+        told_ns, loss_down = self._told_down
         return LinkState(
             rtt=rtt,
             jitter=Reading(value=self._jitter_s(), age_s=rtt.age_s, samples=taken)
@@ -332,6 +340,9 @@ class LinkMeter:
             up=_newer(self._up.reading(now_ns), self._large[0].reading(now_ns)),
             down=_newer(self._down.reading(now_ns), self._large[1].reading(now_ns)),
             retransmitted=self._loss.reading(segments, now_ns) if segments is not None else None,
+            retransmitted_down=replace(loss_down, age_s=(now_ns - told_ns) * 1e-9)
+            if loss_down is not None
+            else None,
             signal=Reading(value=signal_dbm, age_s=0.0, samples=1)
             if signal_dbm is not None
             else None,

@@ -20,7 +20,8 @@ class LinkState:
     """The state of a device's link to its edge; None: never measured.
 
     rtt, jitter: seconds. up, down: goodput in bit/s. retransmitted: share of the TCP segments
-    of the last seconds that were sent again. signal: dBm, if there is a radio.
+    of the last seconds that were sent again by the device; retransmitted_down: by the edge, as it
+    told with its last answer to a ping. signal: dBm, if there is a radio.
     """
 
     rtt: Reading | None = None
@@ -28,6 +29,7 @@ class LinkState:
     up: Reading | None = None
     down: Reading | None = None
     retransmitted: Reading | None = None
+    retransmitted_down: Reading | None = None
     signal: Reading | None = None
 
 

@@ -192,6 +192,23 @@ def queued_s(descriptor: int | None) -> float:
         lent.detach()
 
 
+def sent_segments(descriptor: int | None) -> Segments | None:
+    """Return a connection's segment counters; None: unknown. As `queued_s`, it does not check."""
+    if descriptor is None:
+        return None
+    try:
+        lent = _BareSocket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, descriptor)
+    except OSError:
+        return None
+    try:
+        info = lent.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _SENT_AT + 4)
+        return Segments(_u32(info, _SENT_AT), _u32(info, _RETRANSMITTED_AT))
+    except (OSError, struct.error):
+        return None
+    finally:
+        lent.detach()
+
+
 def hang_up(connection: socket.socket | None) -> None:
     """Reset a connection; bytes in flight are lost."""
     if connection is not None:

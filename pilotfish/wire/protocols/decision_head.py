@@ -2,14 +2,17 @@
 
 The device drafts its argmax, as under `greedy`. By one pass the edge finds the mismatches: drafts
 that are not the target's argmax. For each mismatch its decision head reads both models' hidden
-states at that token, and the link's state, which the device measured before the request. The head
-forgives a mismatch, and the draft stays, or rejects it. The target's argmax replaces the first
-rejected draft. The two protocols differ in how the device's states reach the edge.
+states at that token, and the link's state, which the device measured before the request. If the
+link changes later, a window brings the new state in one more frame; it holds from this window on.
+The head forgives a mismatch, and the draft stays, or rejects it. The target's argmax replaces the
+first rejected draft. The two protocols differ in how the device's states reach the edge.
 """
 
+import math
+import struct
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import numpy as np
@@ -19,6 +22,7 @@ from numpy.typing import NDArray
 from pilotfish.base.errors import MalformedError, UnsupportedError
 from pilotfish.base.settings import setting
 from pilotfish.speculation.agreement import accept_forgiven, mismatches
+from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.tree import Tree
 from pilotfish.wire.codecs.hidden import (
@@ -38,6 +42,7 @@ from pilotfish.wire.protocols.protocol import (
     SpeculationProtocol,
     StatesNeeded,
     StatesReader,
+    TokenCounts,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +53,8 @@ if TYPE_CHECKING:
 MISMATCH_RATE = 0.4
 # Thresholds at which the states do not matter: 0 rejects every mismatch, 1 rejects none.
 CERTAIN_THRESHOLDS = (0.0, 1.0)
+# frame of the link's state: rtt_s, up_bps, down_bps, loss; NaN for an unknown value
+_LINK = struct.Struct("<4d")
 FORGIVEN = RoundCounter(
     name="forgiven",
     help="Accepted draft tokens that differ from the target's choice and that the decision head "
@@ -84,6 +91,9 @@ class BoundDecisionHead(Protocol):
     def outcome(self) -> bool | None:
         """Whether every mismatch is rejected, if no state can change it; None: states decide."""
 
+    def with_channel(self, channel: Channel) -> "Self":
+        """Return the same head and threshold for another state of the link."""
+
     def __call__(
         self, drafter: Floats, target: Floats, tokens: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
@@ -98,11 +108,13 @@ class JudgedDraft(Draft):
     """A chain with the drafter's hidden states.
 
     states: f32 [γ, d], one for each token; None: some are missing. reader: on the device, a
-    function that reads states on demand.
+    function that reads states on demand. channel: state of the link, for this window and later
+    ones; None: the last one still holds.
     """
 
     states: Floats | None = None
     reader: StatesReader | None = None
+    channel: Channel | None = None
 
     def read_states(self, at: NDArray[np.int64]) -> Floats:
         """Return the states f32 [m, d] at these tokens, i64 [m], numbered from 0."""
@@ -154,7 +166,19 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
 
     def attach_states(self, draft: JudgedDraft, states: StatesReader) -> JudgedDraft:
         """Return the draft with a reader of the drafter's states."""
-        return JudgedDraft(draft.ids, reader=states)
+        return replace(draft, reader=states)
+
+    def attach_channel(self, draft: JudgedDraft, channel: Channel) -> JudgedDraft:
+        """Return the draft with a new state of the link."""
+        return replace(draft, channel=channel)
+
+    def encode_channel(self, draft: JudgedDraft) -> list[Buffer]:
+        """Encode the draft's state of the link: one frame, or none."""
+        link = draft.channel
+        if link is None:
+            return []
+        values = (link.rtt_s, link.up_bps, link.down_bps, link.loss)
+        return [_LINK.pack(*(math.nan if value is None else value for value in values))]
 
     def encode_hidden_frame(self, draft: JudgedDraft, at: NDArray[np.int64]) -> Buffer:
         """Encode the states at these tokens, numbered from 0.
@@ -169,6 +193,29 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
             raise UnsupportedError(f"{error} For this drafter, {way}.") from error
 
     # The edge's half
+
+    def count_tokens(self, frames: Sequence[Buffer], vocab_size: int) -> TokenCounts:
+        """Count the tokens; one more frame has the link's state."""
+        if len(frames) == self.frames + 1 and len(frames[-1]) == _LINK.size:
+            frames = frames[:-1]
+        return super().count_tokens(frames, vocab_size)
+
+    def decode_channel(self, frames: Sequence[Buffer]) -> Channel | None:
+        """Decode the link's state, if these frames have it; raises `MalformedError`."""
+        if len(frames) == self.frames:
+            return None
+        values = [None if math.isnan(value) else value for value in _LINK.unpack(frames[-1])]
+        try:
+            return Channel(rtt_s=values[0], up_bps=values[1], down_bps=values[2], loss=values[3])
+        except ValueError as error:
+            raise MalformedError(f"The link's state is unusable: {error}") from error
+
+    def follow(self, draft: JudgedDraft) -> "Self":
+        """Return this protocol with the draft's state of the link, if it has one."""
+        if draft.channel is None:
+            return self
+        assert self.head is not None
+        return self.with_resource(self.head.with_channel(draft.channel))
 
     def decode_hidden_frame(self, frame: Buffer, count: int) -> Floats:
         """Decode states f32 [count, d]; raises `MalformedError` for a wrong number or width."""

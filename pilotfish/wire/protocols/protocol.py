@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import MalformedError, UnsupportedError
+from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.speculation.logits_options import (
     NO_LOGITS_OPTIONS,
@@ -280,6 +281,10 @@ class SpeculationProtocol(ABC, Generic[D]):
         """
         return draft
 
+    def attach_channel(self, draft: D, channel: Channel) -> D:
+        """Return the draft with the link's newest state, if the protocol ``decides_by_link``."""
+        return draft
+
     def encode_draft(self, draft: D, pending: Ids, vocab_size: int) -> list[Buffer]:
         """Encode a draft as frames; ids come first in every protocol.
 
@@ -357,6 +362,10 @@ class SpeculationProtocol(ABC, Generic[D]):
     @abstractmethod
     def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> D:
         """Decode and check frames that `count_tokens` has accepted; raises a typed error."""
+
+    def follow(self, draft: D) -> "Self":
+        """Return the protocol for this draft and the later ones of its generation."""
+        return self
 
     @abstractmethod
     def verify(

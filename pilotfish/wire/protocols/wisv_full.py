@@ -9,6 +9,7 @@ states.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -44,17 +45,19 @@ class WisvFull(JudgedProtocol):
 
     def attach_states(self, draft: JudgedDraft, states: StatesReader) -> JudgedDraft:
         """Read all states now: the pass over the last token is a part of drafting."""
-        return JudgedDraft(draft.ids, states=states(np.arange(len(draft.ids))))
+        return replace(draft, states=states(np.arange(len(draft.ids))))
 
     def encode_draft(self, draft: JudgedDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
-        """Encode ids, and the states at all ids."""
+        """Encode ids, the states at all ids, and a new state of the link if there is one."""
         ids = super().encode_draft(draft, pending, vocab_size)
-        return [*ids, self.encode_hidden_frame(draft, np.arange(len(draft.ids)))]
+        states = self.encode_hidden_frame(draft, np.arange(len(draft.ids)))
+        return [*ids, states, *self.encode_channel(draft)]
 
     def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> JudgedDraft:
         """Decode ids, and one state for each."""
         ids = decode_window_ids(frames[0], vocab_size)
-        return JudgedDraft(ids, states=self.decode_hidden_frame(frames[1], len(ids)))
+        states = self.decode_hidden_frame(frames[1], len(ids))
+        return JudgedDraft(ids, states=states, channel=self.decode_channel(frames))
 
     def decide(self, draft: JudgedDraft, needed: StatesNeeded) -> Decision:
         """Decide at once: the window has brought all states."""

@@ -33,6 +33,7 @@ from pilotfish.wire.protocols.protocol import (
     STATES_REQUEST_BYTES,
     WINDOW_BYTES,
     Decision,
+    Ids,
     PairSizes,
     RoundBytes,
     StatesNeeded,
@@ -69,6 +70,10 @@ class WisvSelective(JudgedProtocol):
 
     # The device's half
 
+    def encode_draft(self, draft: JudgedDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
+        """Encode ids, and a new state of the link if there is one."""
+        return [*super().encode_draft(draft, pending, vocab_size), *self.encode_channel(draft)]
+
     def encode_states(self, draft: JudgedDraft, frames: Sequence[Buffer]) -> list[Buffer]:
         """Encode the requested states; raises `MalformedError` for tokens outside the window."""
         check_frame_count(frames, 1)
@@ -83,7 +88,8 @@ class WisvSelective(JudgedProtocol):
 
     def decode_draft(self, frames: Sequence[Buffer], vocab_size: int) -> JudgedDraft:
         """Decode the ids."""
-        return JudgedDraft(decode_window_ids(frames[0], vocab_size))
+        ids = decode_window_ids(frames[0], vocab_size)
+        return JudgedDraft(ids, channel=self.decode_channel(frames))
 
     def decide(self, draft: JudgedDraft, needed: StatesNeeded) -> Decision | StatesNeeded:
         """Request the states if they matter, with one byte for the index of each token."""

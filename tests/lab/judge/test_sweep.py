@@ -174,7 +174,13 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
         draft, none, SIZES.vocabulary
     )
     assert full.up == WINDOW_BYTES + sum(map(len, frames))
-    judge = HeadJudge(SIZES.hidden, form, bound=0.0, score=lambda *_: pytest.fail("no states yet"))
+    judge = HeadJudge(
+        SIZES.hidden,
+        form,
+        bound=0.0,
+        score=lambda *_: pytest.fail("no states yet"),
+        bind=lambda _: pytest.fail("no link"),
+    )
     exchange = WisvSelective(WisvSelective.Options.from_mapping({"hidden": form}))
     exchange = exchange.with_resource(judge)
     wanted = StatesNeeded(

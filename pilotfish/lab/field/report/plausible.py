@@ -40,7 +40,7 @@ def _values(answer: Answer) -> Iterator[tuple[str, float, float, float]]:
     for round_ in answer.rounds:
         yield from _round_values(round_)
     if answer.link is not None:
-        for name in ("rtt", "jitter", "up", "down", "retransmitted"):
+        for name in ("rtt", "jitter", "up", "down", "retransmitted", "retransmitted_down"):
             reading = getattr(answer.link, name)
             yield f"link's {name}", reading.value if reading else 0.0, 0.0, _LARGEST
         signal = answer.link.signal
