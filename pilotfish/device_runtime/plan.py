@@ -35,7 +35,7 @@ AUTO_LEVELS = 16  # maximum levels of window "auto"; low confidence ends most wi
 
 
 class Auto(AutoOptions, frozen=True, kw_only=True):
-    """Protocol "auto": choose protocol and window of each answer by the link's state and the pair.
+    """Protocol "auto": choose protocol, window and K of an answer by the link's state and the pair.
 
     among: the protocols to choose from; None: all lossless protocols, and with ``lossy`` all
     protocols (`local` only while no edge can be reached). policy: a policy of
@@ -125,6 +125,28 @@ class Plan:
         assert self.exchange is not None
         request = structs.replace(self.request, options=options.to_dict())
         return replace(self, request=request, exchange=self.exchange.with_options(options))
+
+    @property
+    def top_k(self) -> int:
+        """K of the drafter's distributions, if the protocol sends their top K; else 0."""
+        exchange = self.exchange
+        return self.drafting.sampling.top_k if exchange and exchange.default_top_k else 0
+
+    @property
+    def has_free_top_k(self) -> bool:
+        """Whether the request leaves K to "auto": it names no truncation at either end."""
+        request, exchange = self.request, self.exchange
+        named = (request.draft_top_k, request.draft_top_p) != (None, None)
+        whole = self.sampling.sampling.top_k == 0 and self.sampling.sampling.top_p == 1.0
+        sampled = not self.drafting.sampling.greedy
+        return (
+            exchange is not None and exchange.default_top_k > 0 and sampled and whole and not named
+        )
+
+    def with_top_k(self, top_k: int) -> "Plan":
+        """Return the plan with this K of the drafter's distributions."""
+        sampling = replace(self.drafting.sampling, top_k=top_k)
+        return replace(self, drafting=replace(self.drafting, sampling=sampling))
 
     @property
     def depends_on_link(self) -> bool:

@@ -82,6 +82,9 @@ class Round:
     forced: tuple[int, ...] = ()
     # indices in the window of the verified tokens that were key (`adaptive`), ascending
     key: tuple[int, ...] = ()
+    # the mass that top-K truncation cuts off the window's first distribution, for each K of
+    # `speculation.cut_mass.CUT_SIZES`; empty if it was not measured
+    cut_masses: tuple[float, ...] = ()
     # one per token, if requested; None for a token sampled on the device, until the next round
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
 
@@ -120,7 +123,8 @@ class Forecast(NamedTuple):
     """The predicted cost of one alternative, in seconds per committed token.
 
     edge_s: the target's computing time; None if not predicted. hints: source of the hints, under a
-    protocol with hints.
+    protocol with hints. top_k: K of the drafter's distributions, under a protocol that sends their
+    top K; else 0.
     """
 
     protocol: str
@@ -128,6 +132,7 @@ class Forecast(NamedTuple):
     token_s: float
     edge_s: float | None = None
     hints: str = ""
+    top_k: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +141,7 @@ class Choice:
 
     token_s: predicted seconds per committed token; None if the policy predicts nothing. forecasts:
     all alternatives, the cheapest first. hints: source of the hints, under a protocol with hints.
+    top_k: K of the drafter's distributions, under a protocol that sends their top K; else 0.
     """
 
     policy: str
@@ -145,6 +151,7 @@ class Choice:
     reason: str
     forecasts: list[Forecast] = field(default_factory=list)
     hints: str = ""
+    top_k: int = 0
 
 
 class Probing(NamedTuple):

@@ -244,6 +244,7 @@ class Session:
         self._last_round = _record(exchange, draft, notes, reply, start, tokens)
         self._last_round.logprobs, self._last_round.key = logprobs, key
         self._last_round.forced = self._drafter.forced_positions(accepted)
+        self._last_round.cut_masses = self._drafter.cut_masses
         return self._last_round
 
     def _take_logprobs(

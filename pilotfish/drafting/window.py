@@ -17,6 +17,7 @@ from pilotfish.bridge import Bridge, Prompt
 from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
 from pilotfish.engines.language_model import Execution
 from pilotfish.speculation.acceptance import ENOUGH, predicted_acceptance
+from pilotfish.speculation.cut_mass import cut_masses
 from pilotfish.speculation.distributions import Floats
 from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.speculation.tree import Expansion, Tree
@@ -72,6 +73,7 @@ class Drafter(ABC):
         self._single = 0  # number of the window's first tokens that have a pass each
         self.places: dict[int, int] = {}
         self._forced: list[int] = []  # indices of the window's tokens that a grammar forced
+        self.cut_masses: tuple[float, ...] = ()  # `cut_masses` of the last window's first row
 
     # Implemented by each kind
 
@@ -177,7 +179,7 @@ class Drafter(ABC):
         self._window, self._single = Tree(), single
         tree = self._window
         self._forced.clear()
-        self.places = {}
+        self.places, self.cut_masses = {}, ()
         expansion = self._open(committed, expansion, protocol)
         # protocols that judge by hidden states need the states of all tokens, so all must be read
         unread = not protocol.requires and {*expansion} == {1}
@@ -187,6 +189,9 @@ class Drafter(ABC):
             level = self._processed_level(tree, logits_processor, committed, unread=unread)
             if level is None:
                 break
+            if depth == 0 and level.acceptance is None and not sampling_params.sampling.greedy:
+                masses = cut_masses(level.logits[0], sampling_params.sampling)
+                self.cut_masses = tuple(masses.tolist())
             drawn = []
             for at, row in enumerate(level.logits):
                 draw_key = DrawKey(len(committed), depth, range(at * count, (at + 1) * count))

@@ -77,6 +77,7 @@ def test_status_tells_why_a_protocol_was_chosen_and_what_was_recovered(status):
     assert payload["protocol"] == {
         "name": "greedy",
         "window": 3,
+        "top_k": None,
         "policy": "model",
         "reason": "cheapest",
     }

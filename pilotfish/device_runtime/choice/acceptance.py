@@ -60,12 +60,20 @@ class DepthCounts:
         self.accepted = np.zeros(MAX_WINDOW)
         self.agreed = np.zeros(MAX_WINDOW)
 
-    def add(self, depth: int, compared: int, accepted: int, gained: float = 0.0) -> None:
-        """Add ``compared`` drafts from this depth on, of which the first ``accepted`` agreed."""
+    def add(
+        self, depth: int, compared: int, accepted: int, gained: float = 0.0, lost: float = 0.0
+    ) -> None:
+        """Add ``compared`` drafts from this depth on, of which the first ``accepted`` agreed.
+
+        lost: the acceptance of each draft at the default K, less that at the K of these drafts.
+        """
         self.reached[depth : depth + compared] += 1
         self.accepted[depth : depth + accepted] += 1
         if accepted:
             self.agreed[depth : depth + accepted] += max(0.0, 1 - gained / accepted)
+        if lost:
+            self.accepted[depth : depth + compared] += lost
+            self.agreed[depth : depth + compared] += lost
 
     def fade(self) -> None:
         """Reduce the weight of the evidence, once per answer."""
@@ -84,8 +92,8 @@ class Acceptance:
         self._counts: dict[Kind, DepthCounts] = defaultdict(DepthCounts)
         self._by_depth: dict[Kind, NDArray[np.float64]] = {}  # cached estimates
 
-    def add(self, plan: Plan, rounds: Iterable[Round]) -> None:
-        """Add the rounds of an answer, complete or not."""
+    def add(self, plan: Plan, rounds: Iterable[Round], lost: float = 0.0) -> None:
+        """Add the rounds of an answer, complete or not; lost: see `DepthCounts.add`."""
         self._by_depth.clear()
         for counts in self._counts.values():
             counts.fade()
@@ -98,7 +106,7 @@ class Acceptance:
                 continue  # no draft of the device was compared
             depth, compared, accepted = round_.run or (0, round_.verified, round_.accepted)
             gained = sum(round_.notes.get(name, 0) for name in gains)
-            counts.add(depth, compared, accepted, gained)
+            counts.add(depth, compared, accepted, gained, lost)
 
     def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
         """Estimate α at each depth, for drafts that reach this depth; f64 [`MAX_WINDOW`]."""

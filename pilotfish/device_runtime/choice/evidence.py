@@ -27,6 +27,7 @@ from pilotfish.device_runtime.choice.pass_pace import (
     median_of_parts,
     pass_s,
 )
+from pilotfish.device_runtime.choice.top_k import CutMasses
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.acceptance import PRIOR_ACCEPTANCE
@@ -77,6 +78,26 @@ class ForecastErrors:
         return float((_ON_TIME_ANSWERS + ratios) / (_ON_TIME_ANSWERS + answers))
 
 
+class _ByTopK:
+    """Ratios by protocol and K; another K of the protocol stands in for one without data."""
+
+    def __init__(self) -> None:
+        self._ratios: dict[tuple[str, int], RecentValues] = {}
+        self._last_top_k: dict[str, int] = {}
+
+    def of(self, protocol: str, top_k: int) -> RecentValues:
+        """Return the ratios to add to."""
+        self._last_top_k[protocol] = top_k
+        return self._ratios.setdefault((protocol, top_k), RecentValues())
+
+    def mean(self, protocol: str, top_k: int) -> float:
+        """Return the mean ratio at this K or, without data, at the last K; else 1."""
+        ratios = self._ratios.get((protocol, top_k))
+        if ratios is None:
+            ratios = self._ratios.get((protocol, self._last_top_k.get(protocol, top_k)))
+        return 1.0 if ratios is None else ratios.mean(1.0)
+
+
 class Evidence:
     """Evidence on one device and one edge.
 
@@ -104,15 +125,16 @@ class Evidence:
         self._edge_drafter_pass_times = dict(sorted((edge_drafter_pass_times or {}).items()))
         self._sizes = sizes
         self._acceptance, self.edge_hints = Acceptance(prior), EdgeHints()
+        self._cut_masses = CutMasses()
         self.forecast_errors = ForecastErrors()
         self._drafting, self._verifying = PassPace(), PassPace()
         # protocol → ratio of measured to estimated drafting time of a drafter with a mask token
         self._masked_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
         self._overhead_s: dict[str, RecentValues] = defaultdict(RecentValues)  # encode + settle
         self._queue_s, self._interval_s = RecentValues(), RecentValues()
-        # by protocol: ratio of measured to estimated bytes, and of measured to estimated round
-        # trips after the first
-        self._up_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
+        # ratios of measured to estimated bytes up, by protocol and K; by protocol: ratios of
+        # measured to estimated bytes down, and of measured to estimated round trips after the first
+        self._up_ratios = _ByTopK()
         self._down_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
         self._extra_trip_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
 
@@ -120,7 +142,8 @@ class Evidence:
 
     def add(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the rounds of an answer, complete or not."""
-        self._acceptance.add(plan, rounds)
+        self._cut_masses.add(plan, rounds)
+        self._acceptance.add(plan, rounds, -self._acceptance_change(plan))
         self.edge_hints.add(plan, rounds)
         self.forecast_errors.fade()
         steady = rounds[1:]  # the first round includes the reading of the prompt
@@ -182,7 +205,7 @@ class Evidence:
             self._overhead_s[name].append(round_.timings.encode + round_.timings.settle)
             self._queue_s.append(round_.timings.queue)
             expected = self._expected_bytes(plan, round_.window)
-            self._up_ratios[name].append(round_.uplink_bytes / expected.up)
+            self._up_ratios.of(name, plan.top_k).append(round_.uplink_bytes / expected.up)
             self._down_ratios[name].append(round_.downlink_bytes / expected.down)
             if (extra_trips := self._expected_extra_trips(plan, round_.window)) > 0.0:
                 self._extra_trip_ratios[name].append((round_.exchanges - 1) / extra_trips)
@@ -209,7 +232,18 @@ class Evidence:
         f64 [γ] for a plan with windows of γ levels; f64 [`MAX_WINDOW`] for a stream.
         """
         by_depth = self._acceptance.acceptance_by_depth(plan)
-        return by_depth if plan.streams else by_depth[: len(plan.expansion)]
+        if plan.streams:
+            return by_depth
+        change = self._acceptance_change(plan)
+        by_depth = by_depth[: len(plan.expansion)]
+        return np.clip(by_depth + change, 0.0, 1.0) if change else by_depth
+
+    def _acceptance_change(self, plan: Plan) -> float:
+        """Estimate the acceptance at the plan's K, less that at the protocol's default K."""
+        if plan.exchange is None or plan.streams or not plan.expansion:
+            return 0.0
+        acceptance = self._acceptance.acceptance_by_depth(plan)[: len(plan.expansion)].mean()
+        return self._cut_masses.acceptance_change(plan, float(acceptance))
 
     def tokens(self, plan: Plan) -> float:
         """Estimate N, a round's tokens: 1 + Σ_k Π_{i≤k} αᵢ (tslt, equation 8; an α per depth)."""
@@ -227,7 +261,7 @@ class Evidence:
         up, down = self._expected_bytes(plan, len(plan.expansion))
         name = plan.protocol
         return RoundBytes(
-            up * self._up_ratios[name].mean(1.0), down * self._down_ratios[name].mean(1.0)
+            up * self._up_ratios.mean(name, plan.top_k), down * self._down_ratios[name].mean(1.0)
         )
 
     def round_trips(self, plan: Plan) -> float:

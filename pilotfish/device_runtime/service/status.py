@@ -220,10 +220,17 @@ def _choice_body(generation: Generation) -> dict[str, Any]:
     """Return the answer's protocol, and why it was chosen."""
     choice = generation.choice
     if choice is None:
-        return {"name": generation.protocol, "window": None, "policy": None, "reason": None}
+        return {
+            "name": generation.protocol,
+            "window": None,
+            "top_k": None,
+            "policy": None,
+            "reason": None,
+        }
     return {
         "name": choice.protocol,
         "window": choice.window,
+        "top_k": choice.top_k or None,
         "policy": choice.policy,
         "reason": choice.reason,
     }

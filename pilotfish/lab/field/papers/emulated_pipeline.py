@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 from pilotfish.edge_runtime.process import EdgeServer
 from pilotfish.emulation.emulator import Emulator
-from pilotfish.export.split import split_artifact
 from pilotfish.wire import keys
 
 _COMPUTE = "pilotfish_edge_node_compute_seconds_total"
@@ -73,6 +72,8 @@ class EmulatedPipeline:
         self.cut = folder / f"{target.name}-{stages}"
         self.folder = folder
         if not self.cut.exists():
+            from pilotfish.export.split import split_artifact  # imports onnx
+
             split_artifact(target, self.cut, stages=stages)
         self._limits: dict[str, Any] = {"sessions": sessions, "context": context, "threads": 1}
         self.nodes: list[EdgeServer] = []
