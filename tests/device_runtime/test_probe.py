@@ -141,8 +141,7 @@ def test_asked_for_rates_are_measured(far: Device) -> None:
 def test_real_messages_tell_rates(pair: Pair, edge: EdgeServer) -> None:
     """A window of 60 distributions of 72 tokens, with 4 bytes each, is 17 kB a message.
 
-    A busy machine reads messages late, which makes a link seem slower, never faster: so the
-    highest rate of some answers is the link's.
+    A busy machine reads some messages late, and so falsifies some rates: the median counts.
     """
     rates_bps = []
     with (
@@ -156,9 +155,9 @@ def test_real_messages_tell_rates(pair: Pair, edge: EdgeServer) -> None:
             state = device.generate("abc", protocol="greedy", max_tokens=2).link
             assert state is not None
             rates_bps += [] if state.up is None else [state.up.value]
-            if rates_bps and max(rates_bps) > 0.9 * 4e6:
+            if len(rates_bps) >= 3 and median(rates_bps) == pytest.approx(4e6, rel=0.1):
                 break
-    assert max(rates_bps) == pytest.approx(4e6, rel=0.1)
+    assert median(rates_bps) == pytest.approx(4e6, rel=0.1)
 
 
 def test_a_ping_brings_back_what_it_carried(edge: EdgeServer) -> None:
@@ -228,7 +227,7 @@ def test_watching_ends_with_ctrl_c(edge: EdgeServer) -> None:
             if rtt_ms != "-":
                 break
         watching.send_signal(2)
-        _, info = watching.communicate(timeout=5)
+        _, info = watching.communicate(timeout=60)
         assert watching.returncode == 130
         assert info == "pilotfish: interrupted\n"
     assert "RTT" in heading
