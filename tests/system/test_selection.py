@@ -27,7 +27,7 @@ from tests.support.shards import ROOT
         ("pilotfish/base/files.py", set(SLOW_ROOMS)),
         ("tests/support/tiny.py", set(SLOW_ROOMS)),  # of conftest
         ("tests/support/gguf_models.py", {"engines", "export", "system"}),
-        ("tests/support/relay.py", {"device_runtime", "edge_runtime", "system", "wire"}),
+        ("tests/support/relay.py", {"device_runtime", "edge_runtime", "field", "system", "wire"}),
         ("tests/data/net.json", {"system"}),
         ("tests/engines/test_decoder.py", {"engines"}),  # which test_llamacpp imports
         ("constraints.txt", set(SLOW_ROOMS)),
