@@ -23,6 +23,7 @@ from pilotfish.cli.generation import generation_of, generation_options, talk_of,
 from pilotfish.cli.options import Commands, choices_as, json_option, write_json
 from pilotfish.cli.screen import AnswerScreen
 from pilotfish.cli.summary import report, summary
+from pilotfish.device_runtime.choice import check_with_policy
 from pilotfish.device_runtime.default_temperature import (
     OPENAI_TEMPERATURE,
     greedy_names,
@@ -32,7 +33,6 @@ from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.draft_advice import check_grammar
 from pilotfish.device_runtime.link.link_group import LINK_LOG
-from pilotfish.device_runtime.plan import check
 from pilotfish.wire.protocols import LOCAL
 from pilotfish.wire.request import AUTO, Request
 
@@ -184,7 +184,7 @@ def _defaults_of(args: argparse.Namespace) -> Request:
         request = structs.replace(request, max_tokens=None)
     if args.temperature is None:  # a request may name another protocol, with another default
         request = structs.replace(request, temperature=None)
-    check(with_default_temperature(request))
+    check_with_policy(with_default_temperature(request))
     check_grammar(request.grammar)
     return request
 

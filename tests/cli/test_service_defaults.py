@@ -31,6 +31,11 @@ def serve(*words: str) -> int:
         ([*EDGE, "--window", "auto"], 64, "chooses the window itself"),
         ([*EDGE, "--protocol", "greedy", "--temperature", "1"], 64, "decodes at temperature 0"),
         ([*EDGE, "--among", "greedy", "--temperature", "1"], 64, "decodes at temperature 0"),
+        (
+            [*EDGE, "--lossy", "--policy", "threshold", "--temperature", "0.6"],
+            64,
+            "work only at temperature 0",
+        ),
         ([*(f"--stop=s{at}" for at in range(17)), *ALONE], 64, "at `stop`"),
         (["--regex", "("], 65, "The grammar cannot be used"),
         (["--regex", "\udcff"], 64, "The grammar is not valid Unicode"),

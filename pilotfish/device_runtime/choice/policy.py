@@ -20,6 +20,10 @@ class Policy(ABC):
     wants_resources: ClassVar[bool] = False
     protocols: ClassVar[Sequence[str]] = ()  # the only protocols that it chooses; (): any
 
+    def check(self, auto: AutoOptions, plans: Sequence[Plan]) -> None:
+        """Raise `UnsupportedError` if it could choose none of these plans on any link."""
+        return
+
     @abstractmethod
     def choose(
         self, auto: AutoOptions, plans: Sequence[Plan], link: LinkState, evidence: Evidence

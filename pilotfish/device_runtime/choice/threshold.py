@@ -36,6 +36,12 @@ class ThresholdPolicy(Policy):
     def __init__(self) -> None:
         self._windows = PredictivePolicy()
 
+    def check(self, auto: AutoOptions, plans: Sequence[Plan]) -> None:
+        """Refuse plans without the protocols of the rule; a request may still allow lossy ones."""
+        allowed = auto.lossy or auto.among is not None
+        if allowed and not any(plan.protocol in self.protocols for plan in plans):
+            raise UnsupportedError(_explain_refusal(FULL, auto, plans))
+
     def choose(
         self, auto: AutoOptions, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:

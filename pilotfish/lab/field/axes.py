@@ -35,7 +35,8 @@ class Axis(NamedTuple):
         if self.kind == "tree":
             return registered is not None and registered.allows_trees
         if self.kind == "drafter":
-            return protocol == AUTO or registered is not None
+            sampled = registered is not None and not registered.greedy_only
+            return protocol == AUTO or sampled
         if self.kind == "protocol":
             own_options = () if registered is None else registered.Options.__struct_fields__
             return protocol == AUTO or self.setting.name in own_options

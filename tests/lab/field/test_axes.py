@@ -50,6 +50,13 @@ def test_an_axis_multiplies_the_protocols_that_have_it():
     assert len(set(listed)) == len(listed)
 
 
+@pytest.mark.parametrize("name", ["draft_top_k", "draft_top_p", "draft_temperature"])
+def test_the_drafters_sampling_is_no_axis_of_protocols_without_sampling(name):
+    axis = all_axes()[name]
+    assert not any(axis.applies(protocol) for protocol in ("greedy", "wisv-full", "stream"))
+    assert all(axis.applies(protocol) for protocol in ("tslt", "tree", "dssd", "coupled", "auto"))
+
+
 def test_an_expansion_takes_the_place_of_windows():
     protocols = ("tslt", "tree")
     varied = configured(protocols=protocols, windows=(2, 4), varied={"expansion": ((2, 2), (4, 1))})
