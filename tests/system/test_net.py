@@ -14,6 +14,7 @@ choose the cases with one of them in their names:
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from typing import Any
 import pytest
 
 from pilotfish import Grammar
+from pilotfish.device_runtime import link_renewal
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY
 from tests.support.net import TURNS, Case, Net
 from tests.support.registered import serves
@@ -105,6 +107,12 @@ def cases_of_drafts(protocol: str, options: dict[str, Any]) -> Iterator[tuple[st
 # Cases with costs come first: an edge may still work for an answer of `stream` that was cut short.
 # Kills come last: all devices have to come back after one.
 CASES = dict(sorted(cases(), key=lambda each: (not each[1].has_costs, each[1].setup == "killed")))
+
+
+@pytest.fixture(autouse=True)
+def steady_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tell no head a change of the link: when a busy machine changes it is chance."""
+    monkeypatch.setattr(link_renewal, "_EVERY_S", math.inf)
 
 
 @pytest.fixture(scope="module")
