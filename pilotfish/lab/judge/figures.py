@@ -80,8 +80,7 @@ def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts
         for name in ("right", "tokens", "rounds", "forgiven", "decided")
     )
     n = len(right)
-    # how often each resample has each question, [resamples, questions]
-    samples = np.random.default_rng(_SEED).multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
+    samples = question_resamples(n)
     greedy = {s.window: column for column, s in enumerate(plan.settings) if s.head is None}
     baselines = [greedy[setting.window] for setting in plan.settings]
 
@@ -97,28 +96,38 @@ def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts
             [gained, aal / aal[:, baselines] - 1.0, 1.0 - round_sums / round_sums[:, baselines]]
         )
 
-    # observed: [3, settings]; bounds: [3, settings, 2]
-    observed = differences(np.ones((1, n)))[:, 0].tolist()
-    within = np.percentile(differences(samples), [_TAIL, 100.0 - _TAIL], axis=1)
-    bounds = np.moveaxis(within, 0, -1).tolist()
+    observed = differences(np.ones((1, n)))[:, 0].tolist()  # [3, settings]
+    bounds = [interval_bounds(values.T) for values in differences(samples)]  # [3][settings]
     return [
         Figure(
             setting=setting,
             n=n,
             right=int(right[:, column].sum()),
             gained=observed[0][column],
-            gained_within=tuple(bounds[0][column]),
+            gained_within=bounds[0][column],
             aal=float(tokens[:, column].sum() / rounds[:, column].sum()),
             aal_gained=observed[1][column],
-            aal_within=tuple(bounds[1][column]),
+            aal_within=bounds[1][column],
             rounds=float(rounds[:, column].mean()),
             rounds_saved=observed[2][column],
-            saved_within=tuple(bounds[2][column]),
+            saved_within=bounds[2][column],
             tokens=float(tokens[:, column].mean()),
             forgiven=float(forgiven[:, column].sum() / max(decided[:, column].sum(), 1.0)),
         )
         for column, setting in enumerate(plan.settings)
     ]
+
+
+def question_resamples(n: int) -> Doubles:
+    """Draw how often each resample of a bootstrap has each question, [resamples, questions]."""
+    draws = np.random.default_rng(_SEED).multinomial(n, [1 / n] * n, RESAMPLES)
+    return draws.astype(np.float64)
+
+
+def interval_bounds(values: Doubles) -> list[Interval]:
+    """Return the 95 % interval of each row of a bootstrap's values, [rows, resamples]."""
+    low, high = np.percentile(values, [_TAIL, 100.0 - _TAIL], axis=1).tolist()
+    return list(zip(low, high, strict=True))
 
 
 def costs(
@@ -150,7 +159,8 @@ def costs(
                         )
                     )
                 )
-                for name in (JUDGED if setting.head else (GREEDY, DSD))
+                # a baseline needs no states, so its rounds cost as much as those of greedy
+                for name in (JUDGED if setting.head and not setting.baseline else (GREEDY, DSD))
             }
     return results
 
@@ -167,6 +177,7 @@ def curve(
         figure.setting.threshold: figure
         for figure in figures
         if figure.setting.threshold is not None
+        and figure.setting.baseline is None
         and (figure.setting.head, figure.setting.window) == (head, window)
         and figure.setting.profile == poorest
     }

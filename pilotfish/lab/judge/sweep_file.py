@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pilotfish.base.errors import UnsupportedError
+from pilotfish.lab.judge.baselines import Baseline
 from pilotfish.lab.judge.trajectories import Trajectory
 from pilotfish.lab.runs import LineFile, WriterLock, changes
 from pilotfish.speculation.channel import Channel
@@ -44,12 +45,17 @@ class LinkProfile(NamedTuple):
 
 
 class SweepSetting(NamedTuple):
-    """A setting of a sweep. head: name of the head. head, threshold, profile: None for `greedy`."""
+    """A setting of a sweep. head: name of the head. head, threshold, profile: None for `greedy`.
+
+    baseline: the rule that decides instead of the head, and forgives as much as the head does with
+    this threshold over this link (`judge.baselines`).
+    """
 
     window: int
     head: str | None = None
     threshold: float | None = None
     profile: LinkProfile | None = None
+    baseline: Baseline | None = None
 
 
 class QuestionCounts(NamedTuple):
@@ -121,6 +127,11 @@ class SweepHeader:
     def profiles(self) -> list[LinkProfile]:
         """The distinct links of the settings, in order."""
         return list(dict.fromkeys(setting.profile for setting in self.settings if setting.profile))
+
+    @property
+    def has_baselines(self) -> bool:
+        """Whether the heads are compared with baselines."""
+        return any(setting.baseline for setting in self.settings)
 
     @property
     def windows(self) -> list[int]:

@@ -9,7 +9,7 @@ The tokens and rounds come from the real models. Their time is modelled (`judge.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from pilotfish.base.settings import setting
 from pilotfish.bridge import Pair
 from pilotfish.edge_runtime.head import DecisionHead, Score
 from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.lab.judge.baselines import Baseline
 from pilotfish.lab.judge.model_passes import Procedure, Readers
 from pilotfish.lab.judge.question_reader import QuestionReader
 from pilotfish.lab.judge.sweep_file import LinkProfile, QuestionCounts, SweepHeader, SweepSetting
@@ -116,6 +117,17 @@ class SweepSettings(EngineSettings, frozen=True, kw_only=True):
     ] = tuple(LinkProfile(mbps, rtt_ms) for mbps in (500.0, 20.0) for rtt_ms in (5.0, 50.0))
     max_tokens: Annotated[int, setting("maximum number of tokens in an answer", ge=1)] = 160
     slots: Annotated[int, setting("number of questions that run at a time", ge=1, le=256)] = 8
+    mined: (
+        Annotated[
+            Path,
+            setting(
+                "folder of judge mine: compare each row with a coin and with a threshold of the "
+                "target's logit gap, each of which forgives as many of these mismatches",
+                metavar="MINED",
+            ),
+        ]
+        | None
+    ) = None
     whole: Annotated[
         int,
         setting(
@@ -176,10 +188,12 @@ def settings_of(
     windows: Sequence[int],
     thresholds: Mapping[str, Sequence[float]],
     profiles: Sequence[LinkProfile],
+    baselines: Callable[[str, float, LinkProfile], Sequence[Baseline]] = lambda *_: (),
 ) -> list[SweepSetting]:
     """List the settings: `greedy` at each window, each head at each window, link and threshold.
 
-    thresholds: thresholds of each head, by name.
+    thresholds: thresholds of each head, by name. baselines: rules to compare with a head, by its
+    name, threshold and link. Each is one more setting, after the head's settings.
     """
     judged = [
         SweepSetting(window, head, threshold, profile)
@@ -188,7 +202,15 @@ def settings_of(
         for threshold in values
         for window in windows
     ]
-    return [*(SweepSetting(window) for window in windows), *judged]
+    rivals = [
+        SweepSetting(window, head, threshold, profile, baseline)
+        for head, values in thresholds.items()
+        for profile in profiles
+        for threshold in values
+        for baseline in baselines(head, threshold, profile)
+        for window in windows
+    ]
+    return [*(SweepSetting(window) for window in windows), *judged, *rivals]
 
 
 def sweep(
@@ -235,6 +257,9 @@ def _courses(
     scores: dict[tuple[str, LinkProfile], Score] = {}  # score functions, shared by all thresholds
     courses = []
     for sweep_setting in settings:
+        if sweep_setting.baseline is not None:
+            courses.append(WalkSettings(sweep_setting.window, baseline=sweep_setting.baseline))
+            continue
         if sweep_setting.head is None or sweep_setting.profile is None:
             courses.append(WalkSettings(sweep_setting.window))
             continue
