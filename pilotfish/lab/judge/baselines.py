@@ -5,8 +5,9 @@ mismatch if the target's logit of its own token exceeds that of the drafter's to
 bound: the target itself hardly prefers its token. A head is worth its states only if it beats both.
 
 In: a head's threshold, and mined mismatches. Out: for each rule, the bound with which it forgives
-as large a share of these mismatches as the head does. The mismatches are those of the head's
-training, so no held-out question decides on a bound.
+as large a share of these mismatches as the head does. The mismatches must be of questions that are
+neither in the head's training, whose mismatches it forgives more often than others, nor in the
+sweep; and of right and wrong answers alike, as the sweep's are.
 """
 
 from __future__ import annotations

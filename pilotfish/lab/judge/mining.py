@@ -57,8 +57,8 @@ class MineSettings(PairSettings, frozen=True, kw_only=True):
     task: Annotated[
         str,
         setting(
-            "what counts as the outcome of an answer: its last number, its words, or the output "
-            "of --checker",
+            "what counts as the outcome of an answer: its last number, its words, which of the "
+            "given facts it contains, or the output of --checker",
             choices=tuple(TASKS),
         ),
     ] = "gsm8k"

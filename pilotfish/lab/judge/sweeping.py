@@ -121,8 +121,9 @@ class SweepSettings(EngineSettings, frozen=True, kw_only=True):
         Annotated[
             Path,
             setting(
-                "folder of judge mine: compare each row with a coin and with a threshold of the "
-                "target's logit gap, each of which forgives as many of these mismatches",
+                "folder that judge mine wrote from questions that the head was not trained on: "
+                "compare each row with a coin and with a threshold of the target's logit gap, each "
+                "of which forgives as many of these mismatches",
                 metavar="MINED",
             ),
         ]
