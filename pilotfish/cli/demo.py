@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from pilotfish.base.cpus import split_cpus
 from pilotfish.base.settings import setting
+from pilotfish.cli import demo_wisv
 from pilotfish.cli.export import default_pair
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
@@ -53,6 +54,9 @@ def add_to(commands: Commands) -> None:
     )
     add_flags(parser, DemoSettings)
     json_option(parser)
+    # before set_defaults: without an action, the command shows the protocols
+    actions = parser.add_subparsers(title="actions", metavar="ACTION")
+    demo_wisv.add_to(actions)
     parser.set_defaults(run=_run)
 
 

@@ -18,6 +18,7 @@ from pilotfish.base.extras import install_command
 from pilotfish.base.progress import FETCHING, ProgressDisplay
 from pilotfish.bridge import read_talk
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
+from pilotfish.cli.default_models import drafter_folder
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import generation_of, generation_options, talk_of, talk_options
 from pilotfish.cli.options import Commands, choices_as, json_option, write_json
@@ -113,6 +114,7 @@ def _run(args: argparse.Namespace) -> int:
     screen = AnswerScreen(quiet=args.json == "-")
     with ProgressDisplay() as display:
         config = structs.asdict(from_args(args, DeviceConfig))
+        config["draft"] = drafter_folder(config["draft"])
         opened = Device(**config, on_fetch=partial(display.show, FETCHING))
     ends_by_loss = config["on_link_loss"] == "fail"
     with opened as device, _without_link_log(ends_by_loss and not args.verbose):
@@ -166,7 +168,8 @@ def _serve(args: argparse.Namespace) -> int:
             )
 
     def config_of(args: argparse.Namespace) -> ServiceConfig:
-        return from_args(args, ServiceConfig, request=_defaults_of(args))
+        config = from_args(args, ServiceConfig, request=_defaults_of(args))
+        return structs.replace(config, draft=drafter_folder(config.draft))
 
     return serve(config_of(args), reread=lambda: config_of(reread_args(args)), announce=_announce)
 

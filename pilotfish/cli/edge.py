@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from pilotfish.cli import edge_worker
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
+from pilotfish.cli.default_models import target_folder
 from pilotfish.cli.edge_parent import for_parent
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, choices_as
@@ -48,11 +49,13 @@ def add_to(commands: Commands) -> None:
 
 def _serve(args: argparse.Namespace) -> int:
     settings = from_args(args, EdgeConfig)
+    settings = replace(settings, target=target_folder(settings.target))
     config = replace(settings, target=_first_stage(settings))
 
     def reread() -> EdgeConfig:
         """Read the configuration again; keep the target's folder."""
         now = from_args(reread_args(args), EdgeConfig)
+        now = replace(now, target=target_folder(now.target))
         same = (now.target, now.cluster.stages) == (settings.target, settings.cluster.stages)
         return replace(now, target=config.target) if same else now
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from pilotfish.base.progress import ProgressDisplay
@@ -70,10 +70,19 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
                 "keep only the first N layers, with the final norm and head: a smaller and worse "
                 "model of the same vocabulary (default: all layers)",
                 ge=1,
+                exclusive="layers",
             ),
         ]
         | None
     ) = None
+    skip_layers: Annotated[
+        tuple[Annotated[int, Meta(ge=0)], ...],
+        setting(
+            "leave out these layers, counted from 0, of a model whose layers are all of one kind",
+            metavar="I,I,…",
+            exclusive="layers",
+        ),
+    ] = ()
     context: (
         Annotated[
             int,
@@ -141,12 +150,15 @@ def default_pair() -> tuple[Path, Path]:
     return default_artifact("int4"), default_artifact("fp32")
 
 
-def default_artifact(precision: Precision, first_layers: int | None = None) -> Path:
+def default_artifact(
+    precision: Precision, first_layers: int | None = None, *, skipped_layers: Sequence[int] = ()
+) -> Path:
     """Return the default model in this precision; export it if it is missing."""
     # The name includes the head's precision: earlier versions, which rounded the head's weights a
     # second time, wrote names without it.
     head = f"-{HEADS[precision]}-head" if precision in HEADS else ""
     layers = "" if first_layers is None else f"-{first_layers}-layers"
+    layers += f"-without-{'-'.join(map(str, skipped_layers))}" if skipped_layers else ""
     # The name includes the dialect: environments with older runtimes may share the cache.
     whole = precision in ("fp32", "fp16")
     dialect = "-opset17" if whole and runtime_version() < OPSET24_SINCE else ""
@@ -154,7 +166,9 @@ def default_artifact(precision: Precision, first_layers: int | None = None) -> P
     try:
         Artifact.open(path)
     except ArtifactError:
-        export_model("default", path, precision, "auto", first_layers)
+        export_model(
+            "default", path, precision, "auto", first_layers, skipped_layers=skipped_layers
+        )
     return path
 
 
@@ -167,6 +181,7 @@ def export_model(
     context: int | None = None,
     ignore_keys: Sequence[str] = (),
     *,
+    skipped_layers: Sequence[int] = (),
     kept_tokens: NDArray[np.int64] | None = None,
     check: bool = False,
 ) -> None:
@@ -180,6 +195,7 @@ def export_model(
             precision=precision,
             dialect=dialect,
             first_layers=first_layers,
+            skipped_layers=skipped_layers,
             context=context,
             ignore_keys=ignore_keys,
             head_tokens=kept_tokens,
@@ -227,6 +243,7 @@ def _model(args: argparse.Namespace) -> int:
             settings.first_layers,
             settings.context,
             settings.ignore_keys,
+            skipped_layers=settings.skip_layers,
             kept_tokens=kept_tokens,
             check=settings.check and not tried,
         )

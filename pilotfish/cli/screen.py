@@ -26,6 +26,10 @@ class AnswerScreen:
         """Write one piece of an answer."""
         self._out.print(Text(piece.text, style=STYLES[piece.origin]), end="")
 
+    def show_text(self, text: Text) -> None:
+        """Write a whole answer with its styles."""
+        self._out.print(text)
+
     def end(self) -> None:
         """End the answer's line."""
         self._out.print()

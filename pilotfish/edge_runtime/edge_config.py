@@ -125,7 +125,13 @@ class ClusterPlan(Struct, frozen=True, kw_only=True):
 class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     """Settings of an edge daemon; raises `ConfigError` if they contradict each other."""
 
-    target: Annotated[Path, setting("the target's artifact", metavar="DIR")]
+    target: Annotated[
+        Path,
+        setting(
+            "the target's artifact; default: the default model, which is exported on first use",
+            metavar="DIR|default",
+        ),
+    ]
     federate: Annotated[
         Path | None,
         setting(
@@ -195,7 +201,8 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     heads: Annotated[
         tuple[str, ...] | None,
         setting(
-            "path of a decision head for wisv-full and wisv-selective; may be repeated; "
+            "path of a decision head for wisv-full and wisv-selective; default: the shipped head, "
+            "for target default and drafter default-28; may be repeated; "
             '"none": no head (default: none)',
             flag="head",
             metavar="NAME",

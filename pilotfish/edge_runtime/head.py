@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import HeadError, PairMismatchError
 from pilotfish.edge_runtime.head_file import (
+    DEFAULT_HEAD,
+    SHIPPED_HEADS,
     HeadCard,
     Tensors,
     check_tensors,
@@ -108,12 +110,14 @@ class DecisionHead:
 
     @classmethod
     def load(cls, name: str) -> "DecisionHead":
-        """Load the head at the path NAME.json or NAME.
+        """Load the head at the path NAME.json or NAME, or the shipped head: "default".
 
         Raises:
             HeadError: if there is no head, or if its files are damaged or too large.
         """
         path = Path(name if name.endswith(".json") else f"{name}.json")
+        if name == DEFAULT_HEAD and not path.exists():
+            path = SHIPPED_HEADS / f"{DEFAULT_HEAD}.json"
         if not os.path.exists(path):  # Path.exists raises for a name that is too long
             raise HeadError(f"There is no decision head {name}: give the path of its .json file.")
         return cls(*read_head(path))

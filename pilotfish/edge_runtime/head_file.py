@@ -25,6 +25,8 @@ from pilotfish.speculation.channel import FEATURES
 from pilotfish.wire.codecs.hidden import HiddenFormat
 
 FORMAT: Final = 1
+SHIPPED_HEADS = Path(__file__).parent / "heads"
+DEFAULT_HEAD = "default"  # the shipped head: for the default target and the drafter default-28
 CARD_BYTES = 1 << 16  # upper limit of a card's file (bytes)
 WEIGHTS_BYTES = 4_000_000  # upper limit of a file of weights (bytes)
 HIDDEN_WIDTH = 1024  # upper limit of h, the width of the hidden layer

@@ -48,7 +48,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     `location` is a hub id, a file name or a directory name; it is not a path, because a path would
     reveal details of the machine. `sha256` has the hash of each file that was read. `first_layers`
-    is the number of layers that remain in a shortened model. `ignored_keys` are configuration keys
+    is the number of layers that remain in a shortened model, `skipped_layers` are the indices of
+    the layers that were left out of a model. `ignored_keys` are configuration keys
     that the exporter did not know and was asked to ignore. `left_out` lists the parts of a
     multimodal checkpoint outside its text model, and special tokens without an embedding.
     """
@@ -60,6 +61,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ignored_keys: list[str] = []
     left_out: list[str] = []
     first_layers: Positive | None = None
+    skipped_layers: list[Annotated[int, msgspec.Meta(ge=0)]] = []
 
 
 class Dimensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -236,12 +238,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
         It is a hash of the source files' SHA-256s in the order of the file names; the names are not
         hashed. For random weights, which have no files, it is a hash of source and dimensions. A
-        model that was shortened to its first layers has another origin than the whole model.
+        model that was shortened to its first layers, or without some layers, has another origin
+        than the whole model.
         """
         source = self.source
         hashes = [value for _, value in sorted(source.sha256.items())]
         if hashes and source.first_layers is not None:
             hashes.append(f"first {source.first_layers} layers")
+        if hashes and source.skipped_layers:
+            hashes.append(f"without layers {source.skipped_layers}")
         facts = (source.kind, source.location, source.revision, self.dimensions)
         return hashlib.sha256(msgspec.json.encode(hashes or facts)).hexdigest()[:16]
 
@@ -258,7 +263,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 del fields[name]
         if self.source.first_layers is None:
             del fields["source"]["first_layers"]
-        for name in ("ignored_keys", "left_out"):
+        for name in ("ignored_keys", "left_out", "skipped_layers"):
             if not fields["source"][name]:
                 del fields["source"][name]
         for name in _OPTIONAL:

@@ -51,6 +51,7 @@ from pilotfish.export.sources import Progress, WeightSource, open_source
 from pilotfish.export.sources.cut_head import CutHead
 from pilotfish.export.sources.first_layers import FirstLayers
 from pilotfish.export.sources.huggingface_tokenizer import IGNORABLE
+from pilotfish.export.sources.skipped_layers import SkippedLayers
 
 log = logging.getLogger("pilotfish.export")
 DATA_NAME = "model.onnx.data"
@@ -68,6 +69,7 @@ def export_model(
     precision: Precision = "fp32",
     dialect: str = "auto",
     first_layers: int | None = None,
+    skipped_layers: Collection[int] = (),
     context: int | None = None,
     head_tokens: NDArray[np.int64] | None = None,
     ignore_keys: Collection[str] = (),
@@ -83,6 +85,7 @@ def export_model(
         and installed runtime. "llamacpp" copies a GGUF file, "genai" a folder of ONNX Runtime
         GenAI's model builder; both require the default `precision`.
         first_layers: number of first layers to keep; the final norm and the head are kept, too.
+        skipped_layers: indices of layers to leave out; cannot be combined with `first_layers`.
         context: number of positions, which determines the size of the rotary tables; None = the
         model's, or with longrope the context of the short factors.
         head_tokens: i64 [N], ascending, the tokens that the head can predict (see
@@ -103,13 +106,17 @@ def export_model(
     if dialect in COPIED:
         form, copy = COPIED[dialect]
         plain = (
-            precision == "fp32" and first_layers is None and context is None and head_tokens is None
+            precision == "fp32"
+            and first_layers is None
+            and not skipped_layers
+            and context is None
+            and head_tokens is None
         )
         if not isinstance(source, str) or not plain or set(ignore_keys) - IGNORABLE:
             raise ExportError(
                 f"the dialect {dialect} copies {form} unchanged: omit --precision, --first-layers, "
-                "--context, --keep-tokens, and --ignore-key except for keys of the tokenizer: "
-                + ", ".join(sorted(IGNORABLE))
+                "--skip-layers, --context, --keep-tokens, and --ignore-key except for keys of the "
+                "tokenizer: " + ", ".join(sorted(IGNORABLE))
             )
         return copy(source, out, ignored=ignore_keys, progress=progress)
     kind = choose_dialect(dialect, precision, _runtime())
@@ -120,6 +127,8 @@ def export_model(
             log.warning("%s: the key %s is ignored by --ignore-key", weights.config.name, key)
     if first_layers is not None:
         weights = FirstLayers(weights, first_layers)
+    elif skipped_layers:
+        weights = SkippedLayers(weights, sorted(skipped_layers))
     if head_tokens is not None:
         weights = CutHead(weights, head_tokens)
     config = _with_context(weights.config, context)

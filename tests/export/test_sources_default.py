@@ -71,7 +71,7 @@ def test_runtimes_share_of_the_cache_what_both_can_run(
 ) -> None:
     """An older one has no opset24, which "auto" takes for targets."""
     monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path))
-    monkeypatch.setattr(export, "export_model", lambda *_: None)
+    monkeypatch.setattr(export, "export_model", lambda *_, **__: None)
     paths = set()
     for version in ((1, 23), (1, 31)):
         monkeypatch.setattr(export, "runtime_version", lambda version=version: version)

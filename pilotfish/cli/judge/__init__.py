@@ -6,7 +6,7 @@ from importlib import import_module
 from pilotfish.cli import named_in
 from pilotfish.cli.options import Commands, choices_of
 
-_ACTIONS = ("mine", "relabel", "train", "sweep", "calibrate")
+_ACTIONS = ("questions", "mine", "relabel", "train", "sweep", "calibrate")
 
 
 def add_to(commands: Commands, arguments: Sequence[str] = ()) -> None:

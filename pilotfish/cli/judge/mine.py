@@ -8,6 +8,7 @@ from rich.console import Console
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.progress import ProgressDisplay
+from pilotfish.cli.default_models import drafter_folder, target_folder
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.lab.judge.episodes import Episode, MiningRecord, episodes, finished_questions
@@ -49,9 +50,10 @@ def add_to(actions: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     settings = from_args(args, MineSettings)
+    pair = drafter_folder(settings.draft), target_folder(settings.target)
     task = make_task(settings.task, settings.checker)
     selected = read_task_questions(settings.questions, task)[: settings.count]
-    opened = OpenPair(settings.draft, settings.target)
+    opened = OpenPair(*pair)
     opened.require_hidden_states()
     mined = MiningRecord(
         task=task.name,

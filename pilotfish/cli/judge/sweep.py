@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,20 +11,25 @@ import msgspec
 
 from pilotfish.base.errors import PairMismatchError, UnsupportedError
 from pilotfish.base.progress import ProgressDisplay
+from pilotfish.cli.default_models import drafter_folder, target_folder
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.judge.swept import draw, show
 from pilotfish.cli.options import Commands, json_option
 from pilotfish.edge_runtime.head import DecisionHead
-from pilotfish.edge_runtime.head_file import CurvePoint
+from pilotfish.edge_runtime.head_file import CurvePoint, HeadCard, Training, Value
+from pilotfish.lab.judge.baselines import Baseline, MinedMismatches
 from pilotfish.lab.judge.costs import ModelPace, measure_pace
-from pilotfish.lab.judge.figures import curve, figures
+from pilotfish.lab.judge.episodes import episodes
+from pilotfish.lab.judge.figures import Figure, curve, figures
 from pilotfish.lab.judge.model_passes import Readers
 from pilotfish.lab.judge.question_reader import count_tokens, model_card, select_fitting
-from pilotfish.lab.judge.sweep_file import SweepFile, SweepHeader
+from pilotfish.lab.judge.rivals import rivalries
+from pilotfish.lab.judge.sweep_file import LinkProfile, SweepFile, SweepHeader
 from pilotfish.lab.judge.sweeping import SweepSettings, settings_of, sweep
 from pilotfish.lab.judge.tasks import make_task, read_task_questions
 from pilotfish.lab.pairs import OpenPair
 from pilotfish.wire.protocols.adaptive import Adaptive, RelaxationOptions
+from pilotfish.wire.protocols.decision_head import CERTAIN_THRESHOLDS
 
 _Value = TypeVar("_Value")
 _EXAMPLE = """\
@@ -89,7 +94,7 @@ def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
     names = settings.heads if settings.tau else _require(settings.heads, "head")
     task = make_task(settings.task, settings.checker)
     selected = read_task_questions(source, task)[: settings.count]
-    opened = OpenPair(draft, target)
+    opened = OpenPair(drafter_folder(draft), target_folder(target))
     if names:
         opened.require_hidden_states()
     heads = {head.card.name: head for head in map(DecisionHead.load, names)}
@@ -163,7 +168,13 @@ def _plan(
             }
             for name, head in heads.items()
         },
-        settings=settings_of(sorted({*settings.windows}), thresholds, settings.links, settings.tau),
+        settings=settings_of(
+            sorted({*settings.windows}),
+            thresholds,
+            settings.links,
+            settings.tau,
+            _baselines(settings, heads),
+        ),
         links=[*settings.links],
         sampling=_sampling(settings) if settings.tau else None,
     )
@@ -178,6 +189,22 @@ def _sampling(settings: SweepSettings) -> dict[str, Any]:
         "seed": settings.seed,
         "lambdas": [relaxation.lambda1, relaxation.lambda2, relaxation.lambda3],
     }
+
+
+def _baselines(
+    settings: SweepSettings, heads: Mapping[str, DecisionHead]
+) -> Callable[[str, float, LinkProfile], Sequence[Baseline]]:
+    """Return a function from a head's name, a threshold and a link to the rules to compare."""
+    if settings.mined is None:
+        return lambda *_: ()
+    mismatches = MinedMismatches.from_episodes(episodes(settings.mined))
+
+    def rules(name: str, threshold: float, profile: LinkProfile) -> Sequence[Baseline]:
+        if threshold in CERTAIN_THRESHOLDS:
+            return ()  # all rules forgive all mismatches, or none
+        return mismatches.baselines(heads[name], profile.channel, threshold)
+
+    return rules
 
 
 def _curve_thresholds(head: DecisionHead) -> list[float]:
@@ -227,5 +254,32 @@ def _update(names: Sequence[str], sweep_file: SweepFile) -> None:
                 accuracy=figure.accuracy,
                 accepted_length=figure.aal,
             )
-        card = msgspec.structs.replace(head.card, curve=[curve_[at] for at in sorted(curve_)])
+        training = _with_comparison(head.card, sweep_file, points)
+        curve_points = [curve_[at] for at in sorted(curve_)]
+        card = msgspec.structs.replace(head.card, curve=curve_points, training=training)
         DecisionHead(card, head.tensors).save(Path(name).parent)
+
+
+def _with_comparison(
+    card: HeadCard, sweep_file: SweepFile, points: Mapping[float, Figure]
+) -> Training:
+    """Return the head's record of training, with its comparison at the recommended threshold.
+
+    The comparison is that of the curve: the first window, over the link with the lowest quality.
+    """
+    assert sweep_file.plan is not None
+    if card.threshold not in points:
+        return card.training
+    figure = points[card.threshold]
+    entries: dict[str, Value] = {
+        "swept": figure.n,
+        "gained": figure.gained,
+        "gained_low": figure.gained_within[0],
+        "gained_high": figure.gained_within[1],
+        "rounds_saved": figure.rounds_saved,
+    }
+    for each in rivalries(sweep_file.plan, list(sweep_file.tallies.values())):
+        if each.setting == figure.setting:
+            low, high = each.gained_within
+            entries |= {each.rule: each.gained, f"{each.rule}_low": low, f"{each.rule}_high": high}
+    return msgspec.structs.replace(card.training, options={**card.training.options, **entries})

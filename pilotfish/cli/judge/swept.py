@@ -14,12 +14,17 @@ from pilotfish.cli.judge.swept_protocols import print_protocols
 from pilotfish.cli.options import write_json
 from pilotfish.lab.judge.costs import FULL, GREEDY, JUDGED, Cost, ModelPace
 from pilotfish.lab.judge.figures import Figure, costs, figures
+from pilotfish.lab.judge.rivals import Rivalry, rivalries
 from pilotfish.lab.judge.sweep_file import LinkProfile, SweepFile, SweepHeader
 from pilotfish.lab.statistics import share_interval
 
 _HEADINGS = (
     *("ρ", "right, %", "less greedy's", "forg.", "AAL", "rounds"),
     *("T full", "T sel.", "tok/s"),
+)
+_RIVAL_HEADINGS = (
+    *("ρ", "rule", "head right, %", "rule right, %", "head less rule"),
+    *("head forg.", "rule forg.", "head AAL", "rule AAL"),
 )
 _MODELLED = (
     "Tokens and rounds come from the real models. Seconds are modelled: γ·T_draft + "
@@ -37,8 +42,9 @@ def show(sweep_file: SweepFile, pace: ModelPace, json_path: str | None) -> None:
     assert sweep_file.plan is not None
     plan, tallies = sweep_file.plan, list(sweep_file.tallies.values())
     rows, spent = figures(plan, tallies), costs(plan, tallies, pace)
+    compared = rivalries(plan, tallies)
     if json_path:
-        write_json(json_path, as_json(plan, rows, spent, pace))
+        write_json(json_path, as_json(plan, rows, spent, pace, compared))
     if json_path == "-":
         return
     console = Console(highlight=False)
@@ -46,6 +52,8 @@ def show(sweep_file: SweepFile, pace: ModelPace, json_path: str | None) -> None:
         for window in plan.windows:
             if plan.heads:
                 console.print(_table(rows, spent, profile, window))
+            if plan.has_baselines:
+                console.print(_rivals_table(rows, compared, profile, window))
             print_protocols(console, rows, spent, profile, window)
     verify = ", ".join(f"{width}: {s * 1e3:.0f}" for width, s in sorted(pace.verify_s.items()))
     caption = _MODELLED.format(draft=pace.draft_s * 1e3, verify=verify)
@@ -57,6 +65,7 @@ def as_json(
     rows: Sequence[Figure],
     spent: dict[tuple[int, LinkProfile], dict[str, Cost]],
     pace: ModelPace,
+    compared: Sequence[Rivalry] = (),
 ) -> dict[str, Any]:
     """Return all results as JSON types: an object for each setting and link."""
     lines = []
@@ -78,6 +87,10 @@ def as_json(
         "pace": asdict(pace),
         "plan": {name: value for name, value in asdict(plan).items() if name != "settings"},
         "figures": lines,
+        "rivals": [
+            {**asdict(each), "setting": each.setting._asdict(), "is_won": each.is_won}
+            for each in compared
+        ],
     }
 
 
@@ -91,7 +104,10 @@ def _table(
     selected = [
         (figure, spent[at, profile])
         for at, figure in enumerate(rows)
-        if (at, profile) in spent and figure.setting.window == window and figure.setting.tau is None
+        if (at, profile) in spent
+        and figure.setting.window == window
+        and figure.setting.tau is None
+        and figure.setting.baseline is None
     ]
     table = Table(
         title=f"{profile}, window {window}, {selected[0][0].n} questions",
@@ -107,6 +123,37 @@ def _table(
             head = figure.setting.head
             table.add_row(head, end_section=True)
         table.add_row(*(_plain_row(figure, cost) if head is None else _judged_row(figure, cost)))
+    return table
+
+
+def _rivals_table(
+    rows: Sequence[Figure], compared: Sequence[Rivalry], profile: LinkProfile, window: int
+) -> Table:
+    """Tabulate each threshold of the heads against its baselines under one link and window."""
+    table = Table(
+        title="against rules that forgive the same share of the mined mismatches",
+        title_justify="left",
+        box=None,
+        collapse_padding=True,
+    )
+    for heading in _RIVAL_HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    head_rows = {figure.setting: figure for figure in rows}
+    for each in compared:
+        if (each.setting.profile, each.setting.window) != (profile, window):
+            continue
+        figure, (low, high) = head_rows[each.setting], each.gained_within
+        table.add_row(
+            f"{each.setting.threshold:.3g}",
+            each.rule,
+            f"{100 * figure.accuracy:.1f}",
+            f"{100 * each.accuracy:.1f}",
+            f"{100 * each.gained:+.1f} ({100 * low:+.1f}…{100 * high:+.1f})",
+            f"{figure.forgiven:.0%}",
+            f"{each.forgiven:.0%}",
+            f"{figure.aal:.2f}",
+            f"{each.aal:.2f}",
+        )
     return table
 
 
@@ -143,7 +190,13 @@ def draw(path: Path, sweep_file: SweepFile) -> None:
     plan, rows = sweep_file.plan, figures(sweep_file.plan, list(sweep_file.tallies.values()))
     window = plan.windows[0]
     plain = next(figure for figure in rows if figure.setting.is_greedy)
-    judged = [figure for figure in rows if figure.setting.head and figure.setting.window == window]
+    judged = [
+        figure
+        for figure in rows
+        if figure.setting.head
+        and figure.setting.window == window
+        and figure.setting.baseline is None
+    ]
     if not judged:
         raise UnsupportedError("--plot shows the thresholds of a head, and this sweep has none.")
     head = judged[0].setting.head

@@ -24,7 +24,7 @@ def print_protocols(
     profile: LinkProfile,
     window: int,
 ) -> None:
-    """Print every protocol at every setting over one link, at one window.
+    """Print every protocol at every setting over one link, at one window; no baselines.
 
     points, AAL, %: differences from greedy, or from the lowest τ. lossy: share of the mismatches
     that a head forgave; under adaptive the deviation of a position and the share of key tokens.
@@ -39,7 +39,8 @@ def print_protocols(
     for heading in _HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)
     for at, figure in enumerate(rows):
-        if figure.setting.window == window and (at, profile) in spent:
+        is_protocol = figure.setting.baseline is None
+        if is_protocol and figure.setting.window == window and (at, profile) in spent:
             for protocol, cost in spent[at, profile].items():
                 table.add_row(*_row(protocol, figure, cost, names_head=len(heads) > 1))
     Console(highlight=False, width=max(console.width, _WIDTH)).print(table)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,9 +45,10 @@ class Episode:
 
     at: position in the answer, i64 [n]. tokens: the drafter's and the target's token, i64 [n, 2].
     drafter, target: each model's states at the drafted token, f32 [n, d_D] and f32 [n, d_T].
-    critical: label y, bool [n]. stalling: the mismatch saves no round and is not known to be
-    critical (`judge.mining`), bool [n]. answer: token ids of the target's answer. outcome: that
-    answer's outcome. right: whether the outcome is correct.
+    gap: the target's logit of its own token minus that of the drafter's, f32 [n]; empty if the
+    episode was mined by an earlier version. critical: label y, bool [n]. stalling: the mismatch
+    saves no round and is not known to be critical (`judge.mining`), bool [n]. answer: token ids of
+    the target's answer. outcome: that answer's outcome. right: whether the outcome is correct.
     """
 
     key: str
@@ -60,6 +61,7 @@ class Episode:
     answer: list[int]
     outcome: str
     right: bool
+    gap: Floats = field(default_factory=lambda: np.empty(0, np.float32))
 
     def __len__(self) -> int:
         return len(self.at)
@@ -82,6 +84,7 @@ class Episode:
             tokens=np.array([(m.drafted, m.wanted) for m in mismatches], np.int64).reshape(-1, 2),
             drafter=_stack([entry.drafter for entry in mismatches]),
             target=_stack([entry.target for entry in mismatches]),
+            gap=np.array([entry.gap for entry in mismatches], dtype=np.float32),
             critical=np.array([entry.critical for entry in labelled], dtype=np.bool_),
             stalling=np.array([entry.stalling for entry in labelled], dtype=np.bool_),
             answer=answer,

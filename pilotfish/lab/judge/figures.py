@@ -1,6 +1,6 @@
-"""Compute a sweep's results: accuracy and rounds of each setting, compared with its baseline.
+"""Compute a sweep's results: accuracy and rounds of each setting, compared with its reference.
 
-In:  the counts of n questions. Out: a `Figure` per setting. Each difference from the baseline
+In:  the counts of n questions. Out: a `Figure` per setting. Each difference from the reference
      (`greedy`, or the lowest τ of `adaptive`) on the same questions has a confidence interval, from
      a seeded bootstrap over questions.
 """
@@ -41,14 +41,14 @@ Interval = tuple[float, float]
 class Figure:
     """The results of one setting over the n questions that were answered under it.
 
-    right: number of correct answers. gained: accuracy minus the baseline's, on the same questions.
-    The baseline of `adaptive` is its lowest τ, of every other setting `greedy`, at the same window.
-    aal: committed tokens per round, the correction included (AAL in the WISV paper). aal_gained:
-    AAL relative to the baseline's, minus 1. rounds: mean rounds per answer. rounds_saved: share of
-    the baseline's rounds that the setting saves. tokens: mean tokens per answer. forgiven: share of
-    the decided mismatches that were forgiven. deviation, key: mean deviation of a verified token,
-    and share of key tokens; None except for `adaptive`. gained_within, aal_within, saved_within:
-    95 % intervals of gained, aal_gained and rounds_saved.
+    right: number of correct answers. gained: accuracy minus the reference's, on the same
+    questions. The reference of `adaptive` is its lowest τ, of every other setting `greedy`, at the
+    same window. aal: committed tokens per round, the correction included (AAL in the WISV paper).
+    aal_gained: AAL relative to the reference's, minus 1. rounds: mean rounds per answer.
+    rounds_saved: share of the reference's rounds that the setting saves. tokens: mean tokens per
+    answer. forgiven: share of the decided mismatches that were forgiven. deviation, key: mean
+    deviation of a verified token, and share of key tokens; None except for `adaptive`.
+    gained_within, aal_within, saved_within: 95 % intervals of gained, aal_gained and rounds_saved.
     """
 
     setting: SweepSetting
@@ -79,10 +79,10 @@ def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts
     question_counts: [questions][settings]; a question may lack the last settings.
     """
     columns = range(max(map(len, question_counts)))
-    # whether a question was answered under a setting and under its baseline, [questions, settings]
+    # whether a question was answered under a setting and its reference, [questions, settings]
     answered = np.array([[at < len(row) for at in columns] for row in question_counts])
-    baselines = _baselines(plan.settings[: len(columns)])
-    answered &= answered[:, baselines]
+    references = _references(plan.settings[: len(columns)])
+    answered &= answered[:, references]
 
     def table(name: str) -> Doubles:
         return np.array(
@@ -96,8 +96,7 @@ def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts
     names = ("right", "tokens", "rounds", "forgiven", "decided")
     right, tokens, rounds, forgiven, decided = map(table, names)
     n = len(right)
-    # how often each resample has each question, [resamples, questions]
-    samples = np.random.default_rng(_SEED).multinomial(n, [1 / n] * n, RESAMPLES).astype(np.float64)
+    samples = question_resamples(n)
 
     def differences(weights: Doubles) -> Doubles:
         """Compute accuracy gained, AAL gained and rounds saved, [3, resamples, settings].
@@ -106,8 +105,8 @@ def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts
         """
 
         def sums(values: Doubles) -> tuple[Doubles, Doubles]:
-            """Sum over the questions that have both: a setting's values, and its baseline's."""
-            return weights @ (values * answered), weights @ (values[:, baselines] * answered)
+            """Sum over the questions that have both: a setting's values, and its reference's."""
+            return weights @ (values * answered), weights @ (values[:, references] * answered)
 
         count = np.maximum(weights @ answered, 1.0)
         (accuracy, before), (round_sums, rounds_before) = sums(right), sums(rounds)
@@ -122,10 +121,8 @@ def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts
             ]
         )
 
-    # observed: [3, settings]; bounds: [3, settings, 2]
-    observed = differences(np.ones((1, n)))[:, 0].tolist()
-    within = np.percentile(differences(samples), [_TAIL, 100.0 - _TAIL], axis=1)
-    bounds = np.moveaxis(within, 0, -1).tolist()
+    observed = differences(np.ones((1, n)))[:, 0].tolist()  # [3, settings]
+    bounds = [interval_bounds(values.T) for values in differences(samples)]  # [3][settings]
     results = []
     for column in columns:
         rows = answered[:, column]
@@ -138,13 +135,13 @@ def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts
                 n=int(rows.sum()),
                 right=int(right[rows, column].sum()),
                 gained=observed[0][column],
-                gained_within=tuple(bounds[0][column]),
+                gained_within=bounds[0][column],
                 aal=float(tokens[rows, column].sum() / max(rounds[rows, column].sum(), 1.0)),
                 aal_gained=observed[1][column],
-                aal_within=tuple(bounds[1][column]),
+                aal_within=bounds[1][column],
                 rounds=float(rounds[rows, column].mean()),
                 rounds_saved=observed[2][column],
-                saved_within=tuple(bounds[2][column]),
+                saved_within=bounds[2][column],
                 tokens=float(tokens[rows, column].mean()),
                 forgiven=float(forgiven[:, column].sum() / max(decided[:, column].sum(), 1.0)),
                 deviation=deviation,
@@ -154,8 +151,8 @@ def figures(plan: SweepHeader, question_counts: Sequence[Sequence[QuestionCounts
     return results
 
 
-def _baselines(settings: Sequence[SweepSetting]) -> list[int]:
-    """Return the index of each setting's baseline."""
+def _references(settings: Sequence[SweepSetting]) -> list[int]:
+    """Return the index of the setting with which each setting is compared."""
     greedy = {setting.window: at for at, setting in enumerate(settings) if setting.is_greedy}
     strictest: dict[int, int] = {}
     relaxed = [at for at, setting in enumerate(settings) if setting.tau is not None]
@@ -174,6 +171,18 @@ def _relaxed_means(questions: Sequence[QuestionCounts]) -> tuple[float | None, f
         sum(count.deviation for count in counts) / verified,
         sum(count.key for count in counts) / verified,
     )
+
+
+def question_resamples(n: int) -> Doubles:
+    """Draw how often each resample of a bootstrap has each question, [resamples, questions]."""
+    draws = np.random.default_rng(_SEED).multinomial(n, [1 / n] * n, RESAMPLES)
+    return draws.astype(np.float64)
+
+
+def interval_bounds(values: Doubles) -> list[Interval]:
+    """Return the 95 % interval of each row of a bootstrap's values, [rows, resamples]."""
+    low, high = np.percentile(values, [_TAIL, 100.0 - _TAIL], axis=1).tolist()
+    return list(zip(low, high, strict=True))
 
 
 def costs(
@@ -227,7 +236,8 @@ def _whole_costs(
             form=form,
             mismatch_share=missed,
         )
-        for name in (JUDGED if setting.head else (GREEDY, DSD))
+        # a rule needs no states, so its rounds cost as much as those of greedy
+        for name in (JUDGED if setting.head and not setting.baseline else (GREEDY, DSD))
     }
 
 
@@ -244,6 +254,7 @@ def curve(
         figure.setting.threshold: figure
         for figure in figures
         if figure.setting.threshold is not None
+        and figure.setting.baseline is None
         and (figure.setting.head, figure.setting.window) == (head, window)
         and figure.setting.profile == poorest
     }

@@ -57,8 +57,8 @@ class MineSettings(PairSettings, frozen=True, kw_only=True):
     task: Annotated[
         str,
         setting(
-            "what counts as the outcome of an answer: its last number, its words, or the output "
-            "of --checker",
+            "what counts as the outcome of an answer: its last number, its words, which of the "
+            "given facts it contains, or the output of --checker",
             choices=tuple(TASKS),
         ),
     ] = "gsm8k"
@@ -162,10 +162,12 @@ def _next_mismatch(
                 reading = yield window.read([*answer[start:position], choice])
                 again, state = int(window.choices(reading)[0]), reading.hidden[0].copy()
                 wanted, replaced = answer[position], [*answer[:position], choice]
-                wants, hidden = yield from reader.target(replaced)
-                put_off = choice not in reader.ends and wants[0] == wanted != again
+                outputs = yield from reader.target_outputs(replaced, rows=2)
+                wants = int(outputs.logits[1].argmax())
+                gap = float(outputs.logits[0].max() - outputs.logits[0, choice])
+                put_off = choice not in reader.ends and wants == wanted != again
                 return _Candidate(
-                    Mismatch(position, choice, wanted, state, hidden[0]),
+                    Mismatch(position, choice, wanted, state, outputs.hidden[1], gap),
                     replaced,
                     evidently_stalls=put_off or wanted in reader.ends,
                 )

@@ -100,6 +100,12 @@ class QuestionReader:
 
     # The target
 
+    def target_outputs(self, answer: Sequence[int], rows: int = 1) -> Procedure[ReadResult]:
+        """Compute the target's logits, f32 [rows, V], and states, f32 [rows, d]."""
+        ids = np.concatenate([self._prompt_ids, np.array(answer, dtype=np.int64)])
+        result = yield ReadRequest(TARGET, ids, rows)
+        return ReadResult(result.logits.copy(), result.hidden.copy())
+
     def target(self, answer: Sequence[int], rows: int = 1) -> Procedure[tuple[Ids, Floats]]:
         """Compute the target's argmax, [rows], and states, f32 [rows, d], at the last tokens."""
         ids = np.concatenate([self._prompt_ids, np.array(answer, dtype=np.int64)])
@@ -168,7 +174,8 @@ class Mismatch(NamedTuple):
     """A position at which drafter and target choose different tokens after the same text.
 
     at: position in the answer. drafted: the drafter's token. wanted: the target's token. drafter,
-    target: each model's last-layer state at the drafted token, f32 [d] (WISV, equation 23).
+    target: each model's last-layer state at the drafted token, f32 [d] (WISV, equation 23). gap:
+    the target's logit of its own token minus that of the drafter's token.
     """
 
     at: int
@@ -176,3 +183,4 @@ class Mismatch(NamedTuple):
     wanted: int
     drafter: Floats
     target: Floats
+    gap: float

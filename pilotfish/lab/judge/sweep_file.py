@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pilotfish.base.errors import UnsupportedError
+from pilotfish.lab.judge.baselines import Baseline
 from pilotfish.lab.judge.relaxed_walks import RelaxedTrajectory
 from pilotfish.lab.judge.trajectories import Trajectory
 from pilotfish.lab.runs import LineFile, WriterLock, changes
@@ -50,7 +51,9 @@ class LinkProfile(NamedTuple):
 class SweepSetting(NamedTuple):
     """A setting of a sweep. With neither a head's name nor τ, it is `greedy`.
 
-    threshold, profile: of a head. tau: τ of `adaptive`.
+    threshold, profile: of a head. tau: τ of `adaptive`. baseline: the rule that decides instead of
+    the head, and forgives as much as the head does with this threshold over this link
+    (`judge.baselines`).
     """
 
     window: int
@@ -58,6 +61,7 @@ class SweepSetting(NamedTuple):
     threshold: float | None = None
     profile: LinkProfile | None = None
     tau: float | None = None
+    baseline: Baseline | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -180,6 +184,11 @@ class SweepHeader:
         """The distinct links of the sweep and of its settings, in order."""
         judged = [setting.profile for setting in self.settings if setting.profile]
         return list(dict.fromkeys([*self.links, *judged]))
+
+    @property
+    def has_baselines(self) -> bool:
+        """Whether the heads are compared with baselines."""
+        return any(setting.baseline for setting in self.settings)
 
     @property
     def windows(self) -> list[int]:

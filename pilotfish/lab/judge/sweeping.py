@@ -9,7 +9,7 @@ The tokens and rounds come from the real models. Their time is modelled (`judge.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from pilotfish.base.settings import setting
 from pilotfish.bridge import Pair
 from pilotfish.edge_runtime.head import DecisionHead, Score
 from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.lab.judge.baselines import Baseline
 from pilotfish.lab.judge.model_passes import Procedure, Readers
 from pilotfish.lab.judge.question_reader import QuestionReader
 from pilotfish.lab.judge.relaxed_walks import (
@@ -140,6 +141,18 @@ class SweepSettings(EngineSettings, frozen=True, kw_only=True):
     ] = tuple(LinkProfile(mbps, rtt_ms) for mbps in (500.0, 20.0) for rtt_ms in (5.0, 50.0))
     max_tokens: Annotated[int, setting("maximum number of tokens in an answer", ge=1)] = 160
     slots: Annotated[int, setting("number of questions that run at a time", ge=1, le=256)] = 8
+    mined: (
+        Annotated[
+            Path,
+            setting(
+                "folder that judge mine wrote from questions that the head was not trained on: "
+                "compare each row with a coin and with a threshold of the target's logit gap, each "
+                "of which forgives as many of these mismatches",
+                metavar="MINED",
+            ),
+        ]
+        | None
+    ) = None
     whole: Annotated[
         int,
         setting(
@@ -201,10 +214,13 @@ def settings_of(
     thresholds: Mapping[str, Sequence[float]],
     profiles: Sequence[LinkProfile],
     taus: Sequence[float] = (),
+    baselines: Callable[[str, float, LinkProfile], Sequence[Baseline]] = lambda *_: (),
 ) -> list[SweepSetting]:
-    """List the settings: `greedy` at each window, each τ, each head at window, link and threshold.
+    """List the settings: `greedy`, then `adaptive`, then the heads, then the heads' baselines.
 
-    thresholds: thresholds of each head, by name. taus: τ of `adaptive` at the first window.
+    windows: of `greedy` and of the heads. thresholds: thresholds of each head, by name. profiles:
+    links of the heads. taus: τ of `adaptive` at the first window. baselines: function from a head's
+    name, a threshold and a link to the rules to compare; each is one more setting.
     """
     judged = [
         SweepSetting(window, head, threshold, profile)
@@ -214,7 +230,15 @@ def settings_of(
         for window in windows
     ]
     relaxed = [SweepSetting(windows[0], tau=tau) for tau in taus]
-    return [*(SweepSetting(window) for window in windows), *relaxed, *judged]
+    rivals = [
+        SweepSetting(window, head, threshold, profile, baseline=baseline)
+        for head, values in thresholds.items()
+        for profile in profiles
+        for threshold in values
+        for baseline in baselines(head, threshold, profile)
+        for window in windows
+    ]
+    return [*(SweepSetting(window) for window in windows), *relaxed, *judged, *rivals]
 
 
 def sweep(
@@ -305,6 +329,9 @@ def _courses(
     scores: dict[tuple[str, LinkProfile], Score] = {}  # score functions, shared by all thresholds
     courses = []
     for sweep_setting in settings:
+        if sweep_setting.baseline is not None:
+            courses.append(WalkSettings(sweep_setting.window, baseline=sweep_setting.baseline))
+            continue
         if sweep_setting.head is None or sweep_setting.profile is None:
             courses.append(WalkSettings(sweep_setting.window))
             continue

@@ -76,6 +76,22 @@ class Exact(Task):
         return " ".join(text.split())
 
 
+class Facts(Task):
+    """A short text that contains given facts (`judge.facts_task`); the outcome is which it has.
+
+    The reference answer lists the facts, with commas between them.
+    """
+
+    name = "facts"
+
+    def outcome(self, question: Question, text: str) -> str:
+        """List the facts that the text contains as whole words, and "-" for each other fact."""
+        return ", ".join(
+            fact if re.search(rf"\b{re.escape(fact)}\b", text, re.IGNORECASE) else "-"
+            for fact in question.answer.split(", ")
+        )
+
+
 class Command(Task):
     """Any questions; a program of the user extracts and checks the outcome.
 
@@ -119,7 +135,7 @@ class Command(Task):
         return self._right[question.key, outcome]
 
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Gsm8k, Exact, Command)}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Gsm8k, Exact, Facts, Command)}
 
 
 def make_task(name: str, checker: Sequence[str] = ()) -> Task:

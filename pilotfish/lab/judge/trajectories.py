@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pilotfish.edge_runtime.head import HeadJudge, Score
+from pilotfish.lab.judge.baselines import Baseline, draw_uniform
 from pilotfish.lab.judge.instances import as_decoded
 from pilotfish.lab.judge.model_passes import Floats, Procedure
 from pilotfish.lab.judge.question_reader import DrafterWindow, QuestionReader
@@ -32,15 +33,18 @@ class WalkSettings:
     """How rounds walk along an answer.
 
     window: draft tokens per round, γ ≥ 1. judge: accepts or rejects each mismatch; None rejects
-    every mismatch.
+    every mismatch. baseline: rule in place of a judge.
     """
 
     window: int
     judge: HeadJudge | None = None
+    baseline: Baseline | None = None
 
     @property
     def strict(self) -> bool:
         """Whether the course rejects every mismatch: `greedy`, or threshold 0."""
+        if self.baseline is not None:
+            return False
         return self.judge is None or self.judge.outcome is True
 
 
@@ -137,16 +141,28 @@ class _Mismatch:
     """A mismatch, with a cache of its scores.
 
     draft, wanted: the drafter's and the target's token. drafter, target: each model's state at the
-    drafted token, f32 [d].
+    drafted token, f32 [d]. gap, uniform: see `judge.baselines.Baseline.rejects`.
     """
 
-    def __init__(self, draft: int, wanted: int, drafter: Floats, target: Floats) -> None:
+    def __init__(
+        self,
+        draft: int,
+        wanted: int,
+        drafter: Floats,
+        target: Floats,
+        *,
+        gap: float,
+        uniform: float,
+    ) -> None:
+        self._gap, self._uniform = gap, uniform
         self._tokens = np.array([(draft, wanted)], dtype=np.int64)
         self._drafter, self._target = drafter[None], target[None]
         # logits by score function; judges that differ only in their thresholds share them
         self._scored: dict[Score, Floats] = {}
 
     def rejected_by(self, course: WalkSettings) -> bool:
+        if course.baseline is not None:
+            return course.baseline.rejects(self._gap, self._uniform)
         judge = course.judge
         if judge is None or course.strict:
             return True
@@ -159,10 +175,19 @@ class _Mismatch:
 
 
 class _ModelChoice(NamedTuple):
-    """A model's argmax after a text, and its state f32 [d] at the text's last token."""
+    """A model's argmax after a text, and its state f32 [d] at the text's last token.
+
+    logits: f32 [V]; kept of the target alone.
+    """
 
     choice: int
     state: Floats
+    logits: Floats | None = None
+
+    def gap(self, token: int) -> float:
+        """Return the logit of the model's choice minus that of another token."""
+        assert self.logits is not None
+        return float(self.logits[self.choice] - self.logits[token])
 
 
 class _Branch(NamedTuple):
@@ -202,7 +227,8 @@ class _Tree:
     def _step(self, branch: _Branch) -> Procedure[list[_Branch]]:
         """Advance a branch by one token; return one branch for each different next token."""
         answer, walkers, known_choice = branch
-        target_token = (known_choice or (yield from self._target(answer))).choice
+        wanted = known_choice or (yield from self._target(answer))
+        target_token = wanted.choice
         yield from self._open(answer, [walker for walker in walkers if walker.window is None])
         # The order matters: `walk` continues with the last branch. Its token was read last, so the
         # slot's cache has its text.
@@ -216,7 +242,7 @@ class _Tree:
             rest = [walker for walker in drafting if walker.window is not None]
             if rest:
                 yield from self._verify(
-                    answer, window, rest, target_token, walkers_by_token, choices_by_token
+                    answer, window, rest, wanted, walkers_by_token, choices_by_token
                 )
         return [
             _Branch([*answer, token], group, choices_by_token.get(token))
@@ -229,23 +255,31 @@ class _Tree:
         answer: list[int],
         window: DrafterWindow,
         walkers: Sequence[_Walker],
-        target_token: int,
+        wanted: _ModelChoice,
         walkers_by_token: dict[int, list[_Walker]],
         choices_by_token: dict[int, _ModelChoice],
     ) -> Procedure[None]:
         """Decide on one draft; add each walker to the list of its next token.
 
-        walkers: walkers with this window. walkers_by_token: walkers by next token, changed in
-        place. choices_by_token: the target's choice after a draft, by draft, changed in place.
+        walkers: walkers with this window. wanted: the target's choice. walkers_by_token: walkers by
+        next token, changed in place. choices_by_token: the target's choice after a draft, by draft,
+        changed in place.
         """
-        drafted = answer[walkers[0].start :]
+        drafted, target_token = answer[walkers[0].start :], wanted.choice
         draft = (yield from self._draft(window, drafted)).choice
         judged = draft != target_token and not all(walker.course.strict for walker in walkers)
         if judged:
             draft_state = (yield from self._draft(window, [*drafted, draft])).state
             if draft not in choices_by_token:
                 choices_by_token[draft] = yield from self._target([*answer, draft])
-            mismatch = _Mismatch(draft, target_token, draft_state, choices_by_token[draft].state)
+            mismatch = _Mismatch(
+                draft,
+                target_token,
+                draft_state,
+                choices_by_token[draft].state,
+                gap=wanted.gap(draft),
+                uniform=draw_uniform(self._reader.question.key, answer, draft),
+            )
         for walker in walkers:
             forgiven = judged and not mismatch.rejected_by(walker.course)
             walker.decide(
@@ -287,8 +321,9 @@ class _Tree:
         return [token != choice for token, choice in zip(drafted, choices.tolist(), strict=False)]
 
     def _target(self, answer: Sequence[int]) -> Procedure[_ModelChoice]:
-        choices, states = yield from self._reader.target(answer)
-        return _ModelChoice(int(choices[0]), states[0])
+        outputs = yield from self._reader.target_outputs(answer)
+        logits = outputs.logits[0]
+        return _ModelChoice(int(logits.argmax()), outputs.hidden[0], logits)
 
     def _draft(self, window: DrafterWindow, drafted: Sequence[int]) -> Procedure[_ModelChoice]:
         """Return the drafter's choice, cached: other windows often read the same text."""

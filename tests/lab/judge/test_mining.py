@@ -210,7 +210,8 @@ def test_what_stalls_plainly_is_not_read_to_its_end(tmp_path: Path) -> None:
     texts = ["abcdd", "aebcdd", "aeebcdd"]
     script = Script(tmp_path, texts, ["aeee", "abcdd"])
     script.mine()
-    assert script.read == len("abcdd") + 1 + 1  # the answer with its end, and a look behind "e"
+    # the answer with its end; then "a" again, for its logits, and a look behind "e"
+    assert script.read == len("abcdd") + 1 + 1 + 1
 
 
 def test_from_wrong_answers_nothing_is_taken_on_demand(tmp_path: Path) -> None:
