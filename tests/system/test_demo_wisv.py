@@ -26,14 +26,13 @@ def test_the_demo_shows_both_uploads_and_what_was_forgiven() -> None:
     assert figures["verdict"].startswith("The head")
     greedy, near, far = figures["runs"]
     assert (greedy["protocol"], far["protocol"]) == ("greedy", "wisv-full")
-    # a busy machine may hold up the ping of the short link, and then the policy counts it as long
-    assert near["protocol"] == ("wisv-full" if near["measured_rtt_ms"] > 10 else "wisv-selective")
+    assert far["pings"] >= 1
+    assert near["protocol"] == "wisv-selective"  # by name, if the machine is too busy for 10 ms
     assert greedy["forgiven"] == 0
     assert near["text"] == far["text"]  # both uploads decide alike
     for run in (near, far):
         assert run["forgiven"] == len(run["forgiven_at"]) > 0
         assert run["rounds"] < greedy["rounds"]
-        assert run["pings"] >= 1
 
 
 @pytest.mark.slow
