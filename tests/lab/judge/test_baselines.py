@@ -91,7 +91,7 @@ def test_a_sweep_counts_each_rule_beside_its_threshold(models: JudgedPair) -> No
     def rules(_: str, threshold: float, profile: LinkProfile) -> tuple[Baseline, ...]:
         return mismatches.baselines(models.head, profile.channel, threshold)
 
-    settings = settings_of([4], {"random": [0.5]}, [FAST], rules)
+    settings = settings_of([4], {"random": [0.5]}, [FAST], baselines=rules)
     assert [each.baseline and each.baseline.rule for each in settings] == [
         None,
         None,
