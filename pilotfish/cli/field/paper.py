@@ -236,7 +236,7 @@ def _show(paper: Paper, sheets: Sequence[Sheet], *, whole: bool) -> None:
     screen = Console(highlight=False)
     screen.print(f"[bold]{paper.title}[/bold]\n")
     for sheet in (*([paper.constants_sheet()] if whole else []), *sheets):
-        screen.print(f"[bold]{sheet.title}[/bold]", sheet.table(), sep="\n", end="")
+        screen.print(f"[bold]{sheet.title}[/bold]", sheet.table(screen.width), sep="\n", end="")
         if sheet.note:
             screen.print(sheet.note, end="\n\n", markup=False)
     for remark in paper.remarks if whole else ():

@@ -4,19 +4,20 @@
 chose it because the paper does not print it.
 """
 
-import csv
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
-from importlib import resources
 from typing import Literal, TypeAlias
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
 Value: TypeAlias = str | int | float | bool | None
 Row: TypeAlias = Mapping[str, Value]
 """The values of a table's row, by the keys of the columns."""
+_MANY = 6  # rows, from which a column of equal values is named below the table
+_UNBOUNDED = 10_000
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,73 @@ class Sheet:
     note: str = ""
     in_terminal: Callable[[Row], bool] = lambda row: True
 
-    def table(self) -> Table:
-        """Make the table for a terminal, without title and note, which may be wider."""
-        table = Table(box=box.SIMPLE_HEAD, collapse_padding=True)
-        for heading, decimals in self.columns.values():
-            justify: Literal["left", "right"] = "left" if decimals is None else "right"
-            table.add_column(heading, justify=justify, overflow="fold")
-        for row in filter(self.in_terminal, self.rows):
-            cells = ((row[key], decimals) for key, (_, decimals) in self.columns.items())
-            table.add_row(*(_cell(value, decimals) for value, decimals in cells))
+    def table(self, width: int) -> Table:
+        """Make the table for a terminal of this width, without title and note.
+
+        A column that has the same value in all of many rows is named below the table instead, and
+        a text that the first column repeats is shown once. If the table is too wide, its 95 %
+        intervals are left out; the line below it says so.
+        """
+        table = self._tabulated(with_intervals=True)
+        if Console(width=_UNBOUNDED).measure(table).maximum > width and self._has_intervals:
+            return self._tabulated(with_intervals=False)
         return table
+
+    @property
+    def _has_intervals(self) -> bool:
+        return any(_is_interval(key, self.columns) for key in self.columns)
+
+    def _tabulated(self, *, with_intervals: bool) -> Table:
+        shown = list(filter(self.in_terminal, self.rows))
+        constant = self._constant_columns(shown) if len(shown) >= _MANY else {}
+        below = [f"{heading} {value}" for heading, value in constant.values()]
+        if self._has_intervals and not with_intervals:
+            below.append("95 % intervals: in a wider terminal, or by --json -")
+        table = Table(
+            box=box.SIMPLE_HEAD,
+            collapse_padding=True,
+            caption="; ".join(below) or None,
+            caption_justify="left",
+        )
+        columns = {
+            key: column
+            for key, column in self.columns.items()
+            if key not in constant
+            and not key.endswith("_high")
+            and (with_intervals or not _is_interval(key, self.columns))
+        }
+        for heading, decimals in columns.values():
+            justify: Literal["left", "right"] = "left" if decimals is None else "right"
+            is_number = decimals is not None
+            table.add_column(heading, justify=justify, overflow="fold", no_wrap=is_number)
+        above = ""
+        for row in shown:
+            first, *others = (self._cell(row, key) for key in columns)
+            is_repeated = first == above and next(iter(columns.values()))[1] is None
+            table.add_row("" if is_repeated else first, *others)
+            above = first
+        return table
+
+    def _constant_columns(self, rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
+        """Return heading and cell of the number columns that are the same in all rows."""
+        return {
+            key: (heading, _cell(rows[0][key], decimals))
+            for key, (heading, decimals) in self.columns.items()
+            if decimals is not None
+            and not key.endswith(("_low", "_high"))
+            and f"{key}_low" not in self.columns
+            and rows[0][key] is not None
+            and len({row[key] for row in rows}) == 1
+        }
+
+    def _cell(self, row: Row, key: str) -> str:
+        """Format a cell; the cell of an interval has both of its bounds."""
+        decimals = self.columns[key][1]
+        cell = _cell(row[key], decimals)
+        if not _is_interval(key, self.columns) or row[key] is None:
+            return cell
+        high = key.removesuffix("_low") + "_high"
+        return f"{cell}…{_cell(row[high], decimals)}"
 
 
 def round_as_printed(value: float, decimals: int) -> float:
@@ -65,21 +123,6 @@ def round_as_printed(value: float, decimals: int) -> float:
     """
     unit = Decimal(1).scaleb(-decimals)
     return float(Decimal(repr(round(value, 9))).quantize(unit, ROUND_HALF_UP))
-
-
-def read_measurements(file: str, whole: Collection[str]) -> list[dict[str, Value]]:
-    """Read the rows of a CSV file in this folder.
-
-    whole: names of the columns with integers; all other cells are floats. An empty cell is None.
-    """
-    text = (resources.files(__package__) / file).read_text("utf-8")
-    return [
-        {
-            key: None if cell == "" else int(cell) if key in whole else float(cell)
-            for key, cell in row.items()
-        }
-        for row in csv.DictReader(text.splitlines())
-    ]
 
 
 def interval_columns(name: str, heading: str, decimals: int) -> dict[str, tuple[str, int | None]]:
@@ -94,6 +137,11 @@ def interval_columns(name: str, heading: str, decimals: int) -> dict[str, tuple[
 def number(row: Row, key: str) -> float:
     """Return the cell of a row in the column ``key``, as a float."""
     return float(str(row[key]))
+
+
+def _is_interval(key: str, columns: Collection[str]) -> bool:
+    """Whether the key is that of a lower bound whose upper bound is another column."""
+    return key.endswith("_low") and key.removesuffix("_low") + "_high" in columns
 
 
 def _cell(value: Value, decimals: int | None) -> str:
