@@ -4,15 +4,16 @@
 chose it because the paper does not print it.
 """
 
-import csv
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
-from importlib import resources
 from typing import Literal, TypeAlias
 
+import numpy as np
 from rich import box
 from rich.table import Table
+
+from pilotfish.lab.field.resampling import Floats, estimate
 
 Value: TypeAlias = str | int | float | bool | None
 Row: TypeAlias = Mapping[str, Value]
@@ -67,21 +68,6 @@ def round_as_printed(value: float, decimals: int) -> float:
     return float(Decimal(repr(round(value, 9))).quantize(unit, ROUND_HALF_UP))
 
 
-def read_measurements(file: str, whole: Collection[str]) -> list[dict[str, Value]]:
-    """Read the rows of a CSV file in this folder.
-
-    whole: names of the columns with integers; all other cells are floats. An empty cell is None.
-    """
-    text = (resources.files(__package__) / file).read_text("utf-8")
-    return [
-        {
-            key: None if cell == "" else int(cell) if key in whole else float(cell)
-            for key, cell in row.items()
-        }
-        for row in csv.DictReader(text.splitlines())
-    ]
-
-
 def interval_columns(name: str, heading: str, decimals: int) -> dict[str, tuple[str, int | None]]:
     """Return the columns of a value and of its 95 % interval, ``<name>_low`` to ``<name>_high``."""
     return {
@@ -89,6 +75,15 @@ def interval_columns(name: str, heading: str, decimals: int) -> dict[str, tuple[
         f"{name}_low": ("95 %", decimals),
         f"{name}_high": ("", decimals),
     }
+
+
+def interval(name: str, values: Floats) -> dict[str, Value]:
+    """Return the cells of a statistic and of its 95 % interval, for `interval_columns`.
+
+    values: as in `estimate`; infinite values count as missing.
+    """
+    value = estimate(np.where(np.isfinite(values), values, np.nan))
+    return {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
 
 
 def number(row: Row, key: str) -> float:
