@@ -19,7 +19,7 @@ help:
 	@echo "make lint            ruff, mypy --strict, import-linter, words"
 	@echo "make deb             the edge as a Debian package (ARGS='--python 3.12 --machine aarch64')"
 	@echo "make bench           every benchmark (ARGS='--quick'); figures go to bench-*.json"
-	@echo "make figures         measure the papers' figures that the package ships (PAPERS=tslt ARGS=figure4)"
+	@echo "make figures         measure the papers' figures for the package (PAPERS=tslt ARGS=figure4)"
 
 venv: $(VENV)/.installed
 
@@ -83,14 +83,13 @@ bench: venv
 		$(BIN)/python $$script --json bench-$$(basename $$script .py).json $(ARGS) || exit 1; \
 	done
 
-# What the package ships as measured with the default pair. An interrupted run continues.
+# Measures the figures with the default pair into the package. An interrupted run continues.
 PAPERS ?= tslt dssd specfed decentralized
 figures: venv
 	@for paper in $(PAPERS); do \
 		$(BIN)/python -m pilotfish field paper $$paper $(ARGS) --run \
 			--save pilotfish/lab/field/papers/measured || exit 1; \
 	done
-# The command that makes the decision head follows here.
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

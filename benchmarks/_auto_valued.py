@@ -19,9 +19,10 @@ import numpy as np
 from _common import PROMPTS, Rows, Steps
 
 from pilotfish import Device
+from pilotfish.device_runtime.alternatives import WINDOWS
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.choice.predictive import PredictivePolicy
-from pilotfish.device_runtime.plan import WINDOWS, Auto, Plan, plan
+from pilotfish.device_runtime.plan import Auto, Plan, plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
 from pilotfish.wire.link.state import LinkState, Reading

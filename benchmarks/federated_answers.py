@@ -1,4 +1,4 @@
-"""What a serving federation of two samples: arbitrary tokens, and answers under a grammar.
+"""Sample from a federation of two workers: arbitrary tokens, and answers under a grammar.
 
     python benchmarks/federated_answers.py [--json PATH] [--quick] [--tokens N] [--answers N]
                                            [--settings NAME …]
@@ -44,7 +44,7 @@ from tests.support.federating import Running, federation
 WEIGHTS = (0.7, 0.3)
 RARE = 1e-5  # p below which a token counts as arbitrary
 LENGTH = 25  # tokens of a text
-DEVICES = 5  # that ask at the same time
+DEVICES = 5  # devices that ask at the same time
 SETTINGS: dict[str, dict[str, Any]] = {
     "default (renormalise, K = 64)": {},
     "spread, K = 64": {"reconstruction": "spread"},
@@ -63,7 +63,8 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 SHAPE = {"frequency_penalty": 0.2, "repetition_penalty": 1.05, "logit_bias": {28: -0.5}}
-PROTOCOLS = ("stream", "tslt", "coupled", "ahead")  # of the answers under the schema, in turn
+# the answers under the schema use these protocols in turn
+PROTOCOLS = ("stream", "tslt", "coupled", "ahead")
 COLUMNS = ("setting", "answers", "tokens", "arbitrary", "rho", "parsed", "outside", "mask")
 
 
@@ -94,7 +95,7 @@ class Bench:
         self._average, self._vocabulary = average, average.vocabulary
 
     def _generate(self, count: int, **options: Any) -> list[tuple[list[int], Generation]]:
-        """Return prompts and answers of so many seeds; the devices ask at the same time."""
+        """Return prompts and answers of ``count`` seeds; the devices ask at the same time."""
 
         def ask(device: int) -> list[tuple[list[int], Generation]]:
             answers = []

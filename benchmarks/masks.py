@@ -33,7 +33,7 @@ import numpy as np
 from _common import Rows, Steps, conclude, options, pair_options
 
 from pilotfish.cli.export import default_pair
-from pilotfish.device_runtime.plan import WINDOWS
+from pilotfish.device_runtime.alternatives import WINDOWS
 from pilotfish.engines.engine import Work, open_engine
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.speculation.ahead import FLOOR

@@ -1,9 +1,9 @@
-"""A target in stages over nodes: what it says, how it fills and recovers.
+"""A target in stages over nodes: exactness, throughput by sessions, recovery of a stage.
 
     python benchmarks/pipeline.py [--json PATH] [--quick] [--draft DIR] [--target DIR]
                                   [--only exact | filling | recovery …]
 
-`pilotfish field paper decentralized nodes --run` measures what a round takes.
+`pilotfish field paper decentralized nodes --run` measures the time of a round.
 
 Every stage is a process of one thread, CURVE between all, an emulated link before each node, so
 that each of the N hops of a round (the one back included) takes t₁ longer.
@@ -155,7 +155,7 @@ def filling(bench: Bench, steps: Steps) -> Rows:
                         "sessions": count,
                         "tokens_per_s": rate,
                         "over_one": rate / item,
-                        # and each device's first and last, which do not count
+                        # each device's first and last windows are no part of `windows`
                         "batch": (sum(metrics.windows) + 2 * count) / passes,
                     }
                 )

@@ -24,7 +24,7 @@ from pilotfish.cli.generation import generation_of, generation_options, talk_of,
 from pilotfish.cli.options import Commands, choices_as, json_option, write_json
 from pilotfish.cli.screen import AnswerScreen
 from pilotfish.cli.summary import report, summary
-from pilotfish.device_runtime.choice import check_with_policy
+from pilotfish.device_runtime.choice import check
 from pilotfish.device_runtime.default_temperature import (
     OPENAI_TEMPERATURE,
     greedy_names,
@@ -187,7 +187,7 @@ def _defaults_of(args: argparse.Namespace) -> Request:
         request = structs.replace(request, max_tokens=None)
     if args.temperature is None:  # a request may name another protocol, with another default
         request = structs.replace(request, temperature=None)
-    check_with_policy(with_default_temperature(request))
+    check(with_default_temperature(request))
     check_grammar(request.grammar)
     return request
 

@@ -14,6 +14,7 @@ from pilotfish.base.errors import (
     UnsupportedError,
 )
 from pilotfish.bridge import Prompt
+from pilotfish.device_runtime.alternatives import alternatives
 from pilotfish.device_runtime.answer import AnswerBuffer, answer_outline, explain_grammar_error
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.draft_advice import draft_advice
@@ -22,7 +23,7 @@ from pilotfish.device_runtime.link.probing import refresh
 from pilotfish.device_runtime.link.retry import AWAY, CancelToken, OutageLog, RetryPolicy
 from pilotfish.device_runtime.link_renewal import channel_from
 from pilotfish.device_runtime.pair_statistics import PairStatistics
-from pilotfish.device_runtime.plan import Plan, alternatives
+from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Choice, Generation, Piece, Probing, Round
 from pilotfish.device_runtime.session import Session
 from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner

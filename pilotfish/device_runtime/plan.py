@@ -14,10 +14,7 @@ from pilotfish.speculation.logits_options import Grammar
 from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import (
-    LOCAL,
     PROTOCOL_REGISTRY,
-    STREAM,
-    Greedy,
     ProtocolOptions,
     SamplingParams,
     SpeculationProtocol,
@@ -25,11 +22,9 @@ from pilotfish.wire.protocols import (
     option_types,
     streams,
 )
-from pilotfish.wire.protocols.ahead import AheadOptions
 from pilotfish.wire.request import AUTO, AutoOptions, Request
 
 THRESHOLD = "threshold"  # the policy that decides by the RTT alone
-WINDOWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # draft tokens; protocol "auto" chooses among these
 _UNLIMITED = 2**31 - 1  # tokens of an answer that only the context limits
 AUTO_LEVELS = 16  # maximum levels of window "auto"; low confidence ends most windows earlier
 
@@ -210,14 +205,6 @@ def plan(request: Request) -> Plan:
     )
 
 
-def check(request: Request) -> None:
-    """Raise `UnsupportedError` for a request that no edge and no device can answer."""
-    if request.protocol == AUTO:
-        alternatives(request, offered=names())
-    else:
-        plan(request)
-
-
 @contextmanager
 def _unsupported(prefix: str = "") -> Iterator[None]:
     """Convert a `ValueError` of sampling parameters to `UnsupportedError`."""
@@ -269,104 +256,6 @@ def expect_effective(
             )
 
 
-def alternatives(
-    request: Request,
-    *,
-    offered: Collection[str],
-    most: int = MAX_WINDOW,
-    reachable: bool = True,
-) -> list[Plan]:
-    """List the plans that protocol "auto" may choose from: one for each protocol and window.
-
-    At temperature 0 the lossless protocols are `greedy`, `ahead` and `stream`: all drafting
-    protocols have the same acceptance there, and `greedy` sends the fewest bytes. At a higher
-    temperature with a seed they are `coupled`, `ahead` and `stream`: these generate the same text,
-    so the seed reproduces it. If the request has a window, no other window is tried. `ahead` has
-    two plans unless the request names a source of hints: one with hints of all sources, and one
-    with the edge's hints alone, where the device drafts nothing. offered: the available protocols.
-    most: the edge's limit for a window, in tokens of a chain or nodes of a tree. reachable: whether
-    an edge can be reached; if so, ``lossy`` does not include `local`.
-    """
-    window = request.window
-    if isinstance(window, str) or request.expansion is not None:
-        raise UnsupportedError(
-            'Protocol "auto" chooses the window itself: give a number of draft '
-            "tokens as window, or no window."
-        )
-    if window is not None:
-        _check_window(window)
-    seeded = request.seed is not None
-    if not seeded:
-        request = structs.replace(request, seed=secrets.randbits(63))
-    windows = ([w for w in WINDOWS if w <= most] or [0]) if window is None else [min(window, most)]
-    plans: list[Plan] = []
-    refused: UnsupportedError | None = None
-    eligible = _eligible(
-        request.auto, greedy=not request.temperature, seeded=seeded, reachable=reachable
-    )
-    for name in eligible:
-        if name not in offered:
-            continue
-        try:
-            plans += _plans_of(structs.replace(request, protocol=name), windows)
-        except UnsupportedError as error:  # `greedy` and decision heads require temperature 0
-            refused = refused or error
-    if refused is not None and not any(candidate.exchange for candidate in plans):
-        raise refused
-    if not plans:
-        lacking = {
-            name: PROTOCOL_REGISTRY[name].requires for name in eligible if name in PROTOCOL_REGISTRY
-        }
-        needs = "".join(
-            f" For {' and '.join(name for name, part in lacking.items() if part == need)} the edge "
-            f"needs a {need} for this drafter."
-            for need in dict.fromkeys(filter(None, lacking.values()))
-        )
-        if not needs and tuple(offered) == ("local",):
-            raise UnsupportedError(
-                "Without an edge only protocol local is available: name an edge, tcp://HOST:PORT, "
-                "or use protocol local."
-            )
-        raise UnsupportedError(
-            "None of the protocols to choose from is available; available are "
-            f"{', '.join(offered)}: name an edge, name other protocols, or allow lossy "
-            f"protocols.{needs}"
-        )
-    fitting = [candidate for candidate in plans if nodes_at_most(candidate.expansion) <= most]
-    return fitting or plans
-
-
-def _plans_of(request: Request, windows: Sequence[int]) -> list[Plan]:
-    """Return the plans of the request's protocol, one for each window if it has windows."""
-    exchange = PROTOCOL_REGISTRY.get(request.protocol or "")
-    if exchange is None:
-        return [
-            plan(
-                structs.replace(request, draft_temperature=None, draft_top_k=None, draft_top_p=None)
-            )
-        ]
-    if not exchange.streams:
-        return [plan(structs.replace(request, window=window)) for window in windows]
-    hinted = plan(structs.replace(request, window=None))
-    if hinted.exchange is None or hinted.exchange.options != AheadOptions():
-        return [hinted]
-    return [hinted, hinted.with_options(AheadOptions(hints="edge"))]
-
-
-def _eligible(auto: AutoOptions, *, greedy: bool, seeded: bool, reachable: bool) -> Sequence[str]:
-    if auto.among is not None:
-        return auto.among
-    eligible = [STREAM]
-    for name, exchange in PROTOCOL_REGISTRY.items():
-        if not exchange.lossless:
-            eligible += [name] if auto.lossy else []
-        elif greedy:
-            eligible += [name] if exchange.streams or name == Greedy.name else []
-        elif exchange.deterministic or not seeded:
-            eligible.append(name)
-    return [*eligible, LOCAL] if auto.lossy and not reachable else eligible
-
-
 def _drafter_sampling(
     request: Request, target: Sampling, exchange: SpeculationProtocol[Any] | None
 ) -> Sampling:
@@ -402,7 +291,7 @@ def _expansion(
         raise UnsupportedError(
             "An expansion already sets the depth of windows: give no window with it."
         )
-    _check_window(window)
+    check_window(window)
     if expansion is None:
         if exchange is None or exchange.streams:
             return ()
@@ -424,7 +313,8 @@ def _expansion(
     return ks
 
 
-def _check_window(window: object) -> None:
+def check_window(window: object) -> None:
+    """Raise `UnsupportedError` unless this is "auto" or a number of draft tokens in bounds."""
     if window != AUTO and not (isinstance(window, int) and 0 <= window <= MAX_WINDOW):
         raise UnsupportedError(
             f"window must be between 0 and {MAX_WINDOW}, or {AUTO!r}, not {window!r}."

@@ -25,8 +25,8 @@ from pilotfish.speculation.distributions import Floats, Sampling, nucleus
 from pilotfish.speculation.rows import Row
 
 _STEPS_PER_OCTAVE = 8  # the smallest steps
-_OCTAVES = 4  # the distance between levels doubles after so many octaves, as often as the next says
-_DOUBLINGS = 3
+_OCTAVES = 4  # number of octaves after which the distance between levels doubles
+_DOUBLINGS = 3  # number of times that it doubles
 _DEEPEST = 31  # depth of the last level (octaves): its weight is 1
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from pilotfish.base.errors import UnsupportedError
+from pilotfish.device_runtime.alternatives import WINDOWS
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.choice.costs import plan_costs
 from pilotfish.device_runtime.choice.predictive import PredictivePolicy
-from pilotfish.device_runtime.plan import WINDOWS, Auto, Plan
+from pilotfish.device_runtime.plan import Auto, Plan
 from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.speculation.latency import Link
 from pilotfish.speculation.theory import tokens_per_round

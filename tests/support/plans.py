@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from pilotfish.device_runtime import alternatives as auto_plans
 from pilotfish.device_runtime import plan as plans
 from pilotfish.device_runtime.plan import Auto, Plan
 from pilotfish.wire.messages import MAX_WINDOW
@@ -26,4 +27,4 @@ def alternatives(
 ) -> list[Plan]:
     """Return the plans that "auto" may choose from."""
     request = Request.from_options({**options, "protocol": auto})
-    return plans.alternatives(request, offered=offered, most=most, reachable=reachable)
+    return auto_plans.alternatives(request, offered=offered, most=most, reachable=reachable)

@@ -26,7 +26,7 @@ _EXAMPLE = """\
 example:
   pilotfish field paper dssd --out plots      tables here, pictures in plots/
   pilotfish field paper tslt --json -         every table as JSON, and nothing else
-  pilotfish field paper tslt figure4          only this figure, as measured for this version
+  pilotfish field paper tslt figure3          only this figure
   pilotfish field paper tslt figure4 --run    measure it on this machine, beside the printed one
 """
 _CUT_TO = 27  # layers of the second default worker, of 30
@@ -40,8 +40,8 @@ def add_to(actions: Commands) -> None:
         help="show a paper's closed forms, and measure its figures",
         description="Evaluates a paper's equations for its own parameters, and compares them with\n"
         "the numbers that the paper prints. Each constant is marked as the paper's, or as ours if\n"
-        "the paper has none. Figures that can be measured are shown as measured for this version,\n"
-        "beside the printed numbers; --run measures them on this machine.",
+        "the paper has none. Shows the measured figures that the package ships beside the printed\n"
+        "numbers; --run measures figures on this machine.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from pilotfish.base.errors import PromptTooLongError, TooLargeError, UnsupportedError
-from pilotfish.device_runtime.plan import check as check_request
+from pilotfish.device_runtime.choice import check as check_request
 from pilotfish.device_runtime.plan import plan
 from pilotfish.emulation.emulator import Conditions
 from pilotfish.lab.field import axes

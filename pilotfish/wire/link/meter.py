@@ -33,7 +33,7 @@ FRESH_S = 2.0  # age (s) up to which a reading needs no ping
 _MEDIAN_OF = 5
 _MAX_SAMPLES = 16
 _FEW = 3  # fewer RTTs do not tell how much they vary
-_LARGE_OF, _LEAST_LARGE = 8, 4  # large messages that must agree: the last ones, and at least
+_LARGE_OF, _LEAST_LARGE = 8, 4  # largest and smallest number of last large messages that agree
 _AGREED = 0.15  # largest spread of their transfer times, as a share of the median
 _LEAST_TRANSFER_S = 20e-6  # resolution of the clocks (s)
 # losses are those of this time (ns), or of a longer one with enough segments

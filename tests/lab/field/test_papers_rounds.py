@@ -8,8 +8,9 @@ import pytest
 from pilotfish.device_runtime.record import Round, Timings
 from pilotfish.lab.field.papers import PAPERS
 from pilotfish.lab.field.papers.figure import Bench
-from pilotfish.lab.field.papers.measured_rounds import interval, resampled, sum_rounds
+from pilotfish.lab.field.papers.measured_rounds import resampled, sum_rounds
 from pilotfish.lab.field.papers.model_rows import ModelRows
+from pilotfish.lab.field.papers.sheet import interval
 from pilotfish.lab.field.papers.tslt_acceptance import acceptance_at
 from pilotfish.lab.pairs import OpenPair
 from pilotfish.speculation.distributions import Sampling

@@ -66,14 +66,16 @@ def _measure_pipeline(bench: Bench, nodes: int, folder: Path) -> Iterator[Row]:
         pipeline.edge() as edge,
         Device(draft, edge.endpoint, folder, threads=1, on_round=rounds.append) as device,
     ):
-        line = _Line(device, edge, rounds)
+        connected = _PipelineDevice(device, edge, rounds)
         for window in WINDOWS:  # the first passes of new engines are slow
-            line.measure(bench.prompts[:1], window)
+            connected.measure(bench.prompts[:1], window)
         stage_s = 0.0
         for at, ratio in enumerate(RATIOS):
             bench.report(f"rounds over {nodes} nodes", at, len(RATIOS))
             pipeline.set_hop(ratio * stage_s)
-            rows = {window: line.measure(bench.prompts[:PROMPTS], window) for window in WINDOWS}
+            rows = {
+                window: connected.measure(bench.prompts[:PROMPTS], window) for window in WINDOWS
+            }
             if ratio == 0:
                 stage_s = number(rows[_STAGE_WINDOW], "compute_ms") * 1e-3 / nodes
             for window, row in rows.items():
@@ -82,7 +84,7 @@ def _measure_pipeline(bench: Bench, nodes: int, folder: Path) -> Iterator[Row]:
         bench.report(f"rounds over {nodes} nodes", len(RATIOS), len(RATIOS))
 
 
-class _Line:
+class _PipelineDevice:
     """A device, its edge in front of the stages, and the rounds that the device reports."""
 
     def __init__(self, device: Device, edge: PipelineEdge, rounds: list[Round]) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 from pilotfish.lab.field.papers.decentralized_printed import READINGS, WINDOW, printed_settings
 from pilotfish.lab.field.papers.figure import Bench, Figure, Identity
 from pilotfish.lab.field.papers.measured_rounds import (
+    AnswerProgress,
     connected,
-    interval,
     point,
     resampled,
     take_turns,
 )
-from pilotfish.lab.field.papers.sheet import Row, interval_columns
+from pilotfish.lab.field.papers.sheet import Row, interval, interval_columns
 from pilotfish.wire.protocols import STREAM
 from pilotfish.wire.protocols.adaptive import BUILT_IN
 
@@ -46,17 +46,10 @@ def measure(bench: Bench, done: Container[Identity]) -> Iterator[Row]:
     if not missing:
         return
     cases: dict[str, Mapping[str, Any]] = {STREAM: {"protocol": STREAM}, **SETTINGS}
-    total, count = len(bench.prompts) * len(cases), 0
-
-    def report() -> None:
-        nonlocal count
-        count += 1
-        bench.report(_LABEL, count, total)
-
-    bench.report(_LABEL, 0, total)
+    progress = AnswerProgress(bench.report, _LABEL, len(bench.prompts) * len(cases))
     with connected(bench) as (device, _):
         answers = take_turns(
-            device, bench.prompts, cases, tokens=TOKENS, seed=bench.seed, finished=report
+            device, bench.prompts, cases, tokens=TOKENS, seed=bench.seed, progress=progress
         )
     sums = {name: resampled(each) for name, each in answers.items()}
     token_s = sums[STREAM].edge_s / sums[STREAM].tokens

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from pilotfish.lab.field.papers.figure import Bench, Figure, Identity
 from pilotfish.lab.field.papers.model_rows import ModelRows, model_rows
-from pilotfish.lab.field.papers.sheet import Row, Value, interval_columns
-from pilotfish.lab.field.resampling import estimate, resample_weights
+from pilotfish.lab.field.papers.sheet import Row, Value, interval, interval_columns
+from pilotfish.lab.field.resampling import resample_weights
 from pilotfish.speculation.adaptive import HIGHEST_RATIO, DistributionComparison, Relaxation
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.truncation import truncate
@@ -97,8 +97,7 @@ def measure(bench: Bench, done: Container[Identity]) -> Iterator[Row]:
             columns[f"tokens_{window}"] = means[:, index, at]
             columns[f"longer_{window}"] = means[:, index, at] / means[:, strict, at]
         for column, values in columns.items():
-            value, low, high = estimate(values)
-            row |= {column: value, f"{column}_low": low, f"{column}_high": high}
+            row |= interval(column, values)
         yield row
 
 

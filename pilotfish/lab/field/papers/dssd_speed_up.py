@@ -19,14 +19,14 @@ from pilotfish.device_runtime.device import Device
 from pilotfish.emulation.emulator import Conditions
 from pilotfish.lab.field.papers.figure import Bench, Figure, Identity
 from pilotfish.lab.field.papers.measured_rounds import (
+    AnswerProgress,
     RoundSums,
     connected,
-    interval,
     point,
     resampled,
     take_turns,
 )
-from pilotfish.lab.field.papers.sheet import Row, Value
+from pilotfish.lab.field.papers.sheet import Row, Value, interval, interval_columns
 from pilotfish.speculation.latency import Link, communication_s
 from pilotfish.wire.protocols import STREAM
 
@@ -75,13 +75,7 @@ def _measured(bench: Bench, done: Container[Identity], *, cells: Sequence[_Cell]
     prompts = bench.prompts[:_PROMPTS]
     links = _by_link(missing)
     total = len(prompts) * sum(1 + len(_PROTOCOLS) * len(group) for group in links.values())
-    count = 0
-
-    def finished() -> None:
-        nonlocal count
-        count += 1
-        bench.report(_LABEL, count, total)
-
+    progress = AnswerProgress(bench.report, _LABEL, total)
     with connected(bench) as (device, emulator):
         _warm_up(device, prompts[0])
         for (ntt_ms, mbps), group in links.items():
@@ -94,7 +88,7 @@ def _measured(bench: Bench, done: Container[Identity], *, cells: Sequence[_Cell]
                 for protocol in _PROTOCOLS
             }
             sums = take_turns(
-                device, prompts, cases, tokens=_TOKENS, seed=bench.seed, finished=finished
+                device, prompts, cases, tokens=_TOKENS, seed=bench.seed, progress=progress
             )
             alone = resampled(sums[STREAM])
             for cell, protocol in product(group, _PROTOCOLS):
@@ -150,9 +144,7 @@ _BEGIN: dict[str, tuple[str, int | None]] = {
     "gamma": ("γ", 0),
 }
 _TABLE2_COLUMNS: dict[str, tuple[str, int | None]] = {
-    "speed_up": ("speed-up", 2),
-    "speed_up_low": ("95 %", 2),
-    "speed_up_high": ("", 2),
+    **interval_columns("speed_up", "speed-up", 2),
     "speed_up_67b_printed": ("6.7B", 2),
     "speed_up_13b_printed": ("13B", 2),
     "com_s": ("T_com, s", 2),
@@ -162,9 +154,7 @@ _TABLE2_COLUMNS: dict[str, tuple[str, int | None]] = {
 }
 _TABLE3_COLUMNS: dict[str, tuple[str, int | None]] = {
     "speed_up": ("speed-up", 2),
-    "speed_up_67b": ("c = 0.1", 2),
-    "speed_up_67b_low": ("95 %", 2),
-    "speed_up_67b_high": ("", 2),
+    **interval_columns("speed_up_67b", "c = 0.1", 2),
     "speed_up_67b_printed": ("6.7B", 2),
     "speed_up_13b": ("c = 0.05", 2),
     "speed_up_13b_printed": ("13B", 2),

@@ -7,23 +7,19 @@ prompts, since the rounds of an answer depend on each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Round
 from pilotfish.emulation.emulator import Emulator
-from pilotfish.lab.field.papers.figure import Bench
-from pilotfish.lab.field.papers.sheet import Value
-from pilotfish.lab.field.resampling import estimate, resample_weights
+from pilotfish.lab.field.papers.figure import Bench, Report
+from pilotfish.lab.field.resampling import Floats, resample_weights
 from pilotfish.lab.pairs import serving
 from pilotfish.wire.protocols import STREAM
-
-_Floats = NDArray[np.float64]
 
 
 class RoundSums(NamedTuple):
@@ -84,20 +80,11 @@ def sum_rounds(rounds: Sequence[Round]) -> RoundSums:
 
 def resampled(answers: Iterable[RoundSums]) -> RoundSums:
     """Sum over all answers (first value) and over each resample of them (the other values)."""
-    table: _Floats = np.array(list(answers), dtype=np.float64)
+    table: Floats = np.array(list(answers), dtype=np.float64)
     return RoundSums(*(resample_weights(len(table)) @ table).T)
 
 
-def interval(name: str, values: _Floats) -> dict[str, Value]:
-    """Return the columns ``name``, ``name_low`` and ``name_high`` of a statistic.
-
-    values: as in `estimate`.
-    """
-    value = estimate(np.where(np.isfinite(values), values, np.nan))
-    return {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
-
-
-def point(values: _Floats) -> float:
+def point(values: Floats) -> float:
     """Return a statistic without its interval."""
     return float(values[0])
 
@@ -114,6 +101,19 @@ def connected(bench: Bench) -> Iterator[tuple[Device, Emulator]]:
         yield device, link
 
 
+class AnswerProgress:
+    """Reports how many of a measurement's answers are finished. total: number of all answers."""
+
+    def __init__(self, report: Report, label: str, total: int) -> None:
+        self._report, self._label, self._total, self._done = report, label, total, 0
+        report(label, 0, total)
+
+    def add(self) -> None:
+        """Count one more answer."""
+        self._done += 1
+        self._report(self._label, self._done, self._total)
+
+
 def take_turns(
     device: Device,
     prompts: Sequence[str],
@@ -121,12 +121,12 @@ def take_turns(
     *,
     tokens: int,
     seed: int,
-    finished: Callable[[], None],
+    progress: AnswerProgress,
 ) -> dict[str, list[RoundSums]]:
     """Answer each prompt in every case, and sum the rounds; return the answers' sums by case.
 
     Each prompt begins with another case, so that other work on the machine affects all cases
-    alike. cases: options of each case. finished: called after each answer.
+    alike. cases: options of each case.
     """
     names = list(cases)
     sums: dict[str, list[RoundSums]] = {name: [] for name in names}
@@ -136,5 +136,5 @@ def take_turns(
             options = {"temperature": 1.0, **cases[name], "max_tokens": tokens}
             answer = device.generate(prompt, **options, seed=seed + number)
             sums[name].append(sum_rounds(answer.rounds))
-            finished()
+            progress.add()
     return sums

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Literal, TypeAlias
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from pilotfish.lab.field.resampling import Floats, estimate
 
 Value: TypeAlias = str | int | float | bool | None
 Row: TypeAlias = Mapping[str, Value]
@@ -132,6 +135,15 @@ def interval_columns(name: str, heading: str, decimals: int) -> dict[str, tuple[
         f"{name}_low": ("95 %", decimals),
         f"{name}_high": ("", decimals),
     }
+
+
+def interval(name: str, values: Floats) -> dict[str, Value]:
+    """Return the cells of a statistic and of its 95 % interval, for `interval_columns`.
+
+    values: as in `estimate`; infinite values count as missing.
+    """
+    value = estimate(np.where(np.isfinite(values), values, np.nan))
+    return {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
 
 
 def number(row: Row, key: str) -> float:

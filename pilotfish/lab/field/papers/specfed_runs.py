@@ -22,10 +22,10 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine import Engine, Work, open_engine
 from pilotfish.lab.field.papers.figure import Bench, Figure, Identity
-from pilotfish.lab.field.papers.sheet import Row, Value
+from pilotfish.lab.field.papers.sheet import Row, Value, interval, interval_columns
 from pilotfish.lab.field.papers.specfed import upload_bits
 from pilotfish.lab.field.papers.specfed_plots import draw_figure
-from pilotfish.lab.field.resampling import estimate, resample_weights
+from pilotfish.lab.field.resampling import resample_weights
 from pilotfish.speculation.distributions import Sampling, probabilities
 from pilotfish.speculation.ensemble import (
     Scheme,
@@ -174,8 +174,7 @@ def summarize(prompts: Sequence[Sums], vocab: int, names: Sequence[str]) -> dict
     row: dict[str, Value] = {"n": len(prompts), "positions": int(counts[0])}
     for name in names:
         totals = weights @ np.array([each[name] for each in prompts])
-        value, low, high = estimate(totals / counts)
-        row |= {name: value, f"{name}_low": low, f"{name}_high": high}
+        row |= interval(name, totals / counts)
     size = float(np.nanmean([each["bytes"] for each in prompts]))
     full = upload_bits(POSITIONS, vocab, vocab, 16) / 8.0
     beyond = int(sum(each["beyond"] for each in prompts))
@@ -261,12 +260,8 @@ FIGURE2 = Figure(
         **_BEGIN,
         "rho_1": ("ρ₁", 3),
         "rho_2": ("ρ₂", 3),
-        "bias_5": ("bias (5)", 4),
-        "bias_5_low": ("95 %", 4),
-        "bias_5_high": ("", 4),
-        "bias_6": ("bias (6)", 4),
-        "bias_6_low": ("95 %", 4),
-        "bias_6_high": ("", 4),
+        **interval_columns("bias_5", "bias (5)", 4),
+        **interval_columns("bias_6", "bias (6)", 4),
         "bias_17": ("≤ (17)", 4),
         "beyond": ("beyond", 0),
         "bytes": ("bytes", 0),
@@ -286,12 +281,8 @@ FIGURE3 = Figure(
     columns={
         **_BEGIN,
         "beta": ("β", 3),
-        "vary_5": ("Δβ (5)", 4),
-        "vary_5_low": ("95 %", 4),
-        "vary_5_high": ("", 4),
-        "vary_6": ("Δβ (6)", 4),
-        "vary_6_low": ("95 %", 4),
-        "vary_6_high": ("", 4),
+        **interval_columns("vary_5", "Δβ (5)", 4),
+        **interval_columns("vary_6", "Δβ (6)", 4),
         "vary_19": ("≤ (19)", 4),
         "beyond": ("beyond", 0),
         **_END,

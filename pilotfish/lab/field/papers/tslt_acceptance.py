@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from pilotfish.lab.field.papers.figure import Bench, Figure, Identity
 from pilotfish.lab.field.papers.model_rows import ModelRows, model_rows
-from pilotfish.lab.field.papers.sheet import Row, Value
+from pilotfish.lab.field.papers.sheet import Row, Value, interval, interval_columns
 from pilotfish.lab.field.papers.tslt_plots import draw_acceptance, draw_mass
-from pilotfish.lab.field.resampling import Estimate, estimate, resample_weights
+from pilotfish.lab.field.resampling import resample_weights
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.theory import beta, betas, sigma, theta
 from pilotfish.speculation.truncation import truncate
@@ -91,9 +91,13 @@ def _measured(
     done: Container[Identity],
     *,
     measure: _MeasurePosition,
-    row: Callable[[_Values, list[Estimate]], Mapping[str, Value]],
+    row: Callable[[_Values, _Values], Mapping[str, Value]],
 ) -> Iterator[Row]:
-    """Yield a row for each K; row: function of the sums over all prompts, and of the means."""
+    """Yield a row for each K.
+
+    row: function of the sums over all prompts, f64 [values], and of the means in each resample, f64
+    [values, 1 + resamples].
+    """
     vocabulary = bench.pair.target.vocab_size
     sizes = [top_k for top_k in _all_sizes(vocabulary) if (top_k,) not in done]
     if not sizes:
@@ -107,23 +111,19 @@ def _measured(
             "share": top_k / vocabulary,
             "n": len(counts),
             "positions": int(counts.sum()),
-            **row(sums[:, index].sum(axis=0), [estimate(column) for column in means.T]),
+            **row(sums[:, index].sum(axis=0), means.T),
         }
 
 
-def _interval(name: str, value: Estimate) -> dict[str, Value]:
-    return {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
+def _mass_row(_: _Values, means: _Values) -> Mapping[str, Value]:
+    return interval("mass", means[0])
 
 
-def _mass_row(_: _Values, means: list[Estimate]) -> Mapping[str, Value]:
-    return _interval("mass", means[0])
-
-
-def _acceptance_row(sums: _Values, means: list[Estimate]) -> Mapping[str, Value]:
+def _acceptance_row(sums: _Values, means: _Values) -> Mapping[str, Value]:
     names = ("chain", "tree", "chain_shipped", "tree_shipped")
     values: dict[str, Value] = {}
     for name, mean in zip(names, means, strict=False):
-        values |= _interval(name, mean)
+        values |= interval(name, mean)
     return {**values, "beyond_bound": int(sums[len(names)])}
 
 
@@ -135,9 +135,7 @@ FIGURE3 = Figure(
     title="Figure 3, measured: mass of the drafter's top K tokens",
     columns={
         **_BEGIN,
-        "mass": ("mass", 4),
-        "mass_low": ("95 %", 4),
-        "mass_high": ("", 4),
+        **interval_columns("mass", "mass", 4),
         "mass_printed": ("printed", 2),
         **_END,
     },
@@ -153,12 +151,8 @@ FIGURE4 = Figure(
     title="Figure 4, measured: acceptance by K, of a chain (SC) and of a tree ⟨2,2,2⟩ (MC)",
     columns={
         **_BEGIN,
-        "chain": ("SC", 4),
-        "chain_low": ("95 %", 4),
-        "chain_high": ("", 4),
-        "tree": ("MC", 4),
-        "tree_low": ("95 %", 4),
-        "tree_high": ("", 4),
+        **interval_columns("chain", "SC", 4),
+        **interval_columns("tree", "MC", 4),
         "chain_shipped": ("SC, as sent", 4),
         "tree_shipped": ("MC, as sent", 4),
         "beyond_bound": ("beyond bound", 0),

@@ -14,14 +14,14 @@ from typing import Any
 
 from pilotfish.lab.field.papers.figure import Bench, Figure, Identity
 from pilotfish.lab.field.papers.measured_rounds import (
+    AnswerProgress,
     RoundSums,
     connected,
-    interval,
     point,
     resampled,
     take_turns,
 )
-from pilotfish.lab.field.papers.sheet import Row
+from pilotfish.lab.field.papers.sheet import Row, interval, interval_columns
 from pilotfish.lab.field.papers.tslt import eq_3_distribution_bits, eq_27_distributions
 from pilotfish.lab.field.papers.tslt_plots import draw_speed_up
 from pilotfish.wire.protocols import STREAM
@@ -57,18 +57,12 @@ def _measured(bench: Bench, done: Container[Identity], *, setting: _Setting) -> 
     cases: dict[str, Mapping[str, Any]] = {STREAM: {"protocol": STREAM}}
     cases |= {str(top_k): {**setting.options, "draft_top_k": top_k} for top_k in sizes}
     prompts = bench.prompts[:_PROMPTS]
-    total, count = len(prompts) * len(cases), 0
-
-    def finished() -> None:
-        nonlocal count
-        count += 1
-        bench.report(_LABEL, count, total)
-
+    progress = AnswerProgress(bench.report, _LABEL, len(prompts) * len(cases))
     with connected(bench) as (device, _):
         for options in cases.values():  # the first passes of an engine are slow
             device.generate(prompts[0], temperature=1.0, max_tokens=8, **options)
         sums = take_turns(
-            device, prompts, cases, tokens=_TOKENS, seed=bench.seed, finished=finished
+            device, prompts, cases, tokens=_TOKENS, seed=bench.seed, progress=progress
         )
     alone = resampled(sums[STREAM])
     for top_k in sizes:
@@ -112,9 +106,7 @@ def _row(rounds: RoundSums, alone: RoundSums, rate_bps: float, printed_bits: flo
 _COLUMNS: dict[str, tuple[str, int | None]] = {
     "uplink_mbps": ("uplink, Mbit/s", 0),
     "kept": ("K", 0),
-    "speed_up": ("speed-up", 2),
-    "speed_up_low": ("95 %", 2),
-    "speed_up_high": ("", 2),
+    **interval_columns("speed_up", "speed-up", 2),
     "speed_up_paper_bits": ("by (3)", 2),
     "alpha": ("α", 3),
     "tokens_per_round": ("N", 2),
