@@ -493,6 +493,15 @@ class Device:
             raise UnsupportedError("This device has no edge, so there is nothing to redirect.")
         self._link_group.redirect(edge, keys)
 
+    def reconnect(self) -> None:
+        """Connect anew to the same edge: what was measured of the link ends with its connection.
+
+        For a path that has changed. A running answer continues on the new connection.
+        """
+        self._turns.check()
+        if self._link is not None:
+            self._link_group.reconnect()
+
     def close(self) -> None:
         """Close the session and the connection, and free the lane.
 

@@ -309,8 +309,9 @@ class ModelDrafter(Drafter):
         """Read the tokens of the last window (a chain) that drafting drew unread.
 
         That is the last token, or all tokens if they were drafted over masks. Protocols that judge
-        by hidden states always read them, even if their states are not needed. So the passes of the
-        next window always have the same shape: other shapes round differently.
+        by hidden states read them in each window, even if the edge asks for no state of that
+        window; only at thresholds 0 and 1 of the request they never do. So within an answer the
+        passes always have the same shape: other shapes round differently.
         """
         first, end = self._known_states, len(self._window)
         if first < end:

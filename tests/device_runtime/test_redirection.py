@@ -102,6 +102,24 @@ def test_redirected_in_the_middle(long_pair: Pair, key_folders, protocol: str) -
         assert other.generate(PROMPT, **wish).tokens == wanted
 
 
+@pytest.mark.parametrize("protocol", ["dssd", "stream"])
+def test_reconnected_in_the_middle(
+    long_pair: Pair, server: EdgeServer, caplog: pytest.LogCaptureFixture, protocol: str
+) -> None:
+    """The answer goes on over another connection, and no loss is logged."""
+    wish = {**SAMPLED, "protocol": protocol}
+    with Device(long_pair.draft, server.endpoint, threads=1) as device:
+        wanted = device.generate(PROMPT, **wish).tokens
+        pieces = device.stream(PROMPT, **wish)
+        got = [next(pieces)]
+        before = device._link.connection
+        device.reconnect()
+        got += pieces
+        assert tokens_of(got) == wanted
+        assert device._link.connection != before
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+
 def test_a_wrong_turn_changes_nothing(long_pair: Pair, server: EdgeServer, tmp_path) -> None:
     with opened(long_pair, server.endpoint, "fail") as device:
         wanted = device.generate(PROMPT, protocol="greedy", max_tokens=10).tokens

@@ -230,7 +230,7 @@ def calls(device: Device) -> list[Callable[[], object]]:
     """What needs the edge or the drafter."""
     return [
         partial(device.generate, "hi"), partial(device.stream, "hi"), device.probe, device.beside,
-        partial(device.redirect, "tcp://127.0.0.1:9"),
+        partial(device.redirect, "tcp://127.0.0.1:9"), device.reconnect,
     ]  # fmt: skip
 
 

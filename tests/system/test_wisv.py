@@ -91,11 +91,34 @@ def test_both_protocols_commit_the_same(device: Device, window: Any) -> None:
     assert len(spared) > 3 or window == 0, "nothing was in between"
 
 
+@pytest.fixture
+def last_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of drafted tokens in each pass over drafts that a window had not read."""
+    reads: list[int] = []
+    decode_last = ModelDrafter.decode_last
+
+    def counted(drafter: ModelDrafter) -> None:
+        if unread := len(drafter._window) - drafter._known_states:
+            reads.append(unread)
+        decode_last(drafter)
+
+    monkeypatch.setattr(ModelDrafter, "decode_last", counted)
+    return reads
+
+
 @pytest.mark.parametrize("threshold", [0.0, 1.0])
-def test_at_thresholds_0_and_1_no_states_are_asked_for(
-    pair: Pair, device: Device, head: str, exchanges: list[Exchange], threshold: float
+def test_at_thresholds_0_and_1_no_states_are_sent(
+    pair: Pair,
+    device: Device,
+    head: str,
+    exchanges: list[Exchange],
+    last_reads: list[int],
+    threshold: float,
 ) -> None:
-    """What the head would say is known. The threshold is the request's, or the edge's own."""
+    """What the head would say is known. The threshold is the request's, or the edge's own.
+
+    A device does not know the edge's own: it then sends the states under `wisv-full`.
+    """
     options: dict[str, Any] = {"window": 6, "max_tokens": 40}
 
     def commits(on: Device, protocol: str, **more: Any) -> list[tuple[Any, ...]]:
@@ -106,11 +129,18 @@ def test_at_thresholds_0_and_1_no_states_are_asked_for(
             for each in decisions(on.generate(prompt, protocol=protocol, **options, **more))
         ]
 
+    def uploads() -> set[int]:
+        """The numbers of bytes after the ids of each window."""
+        return {sum(map(len, sent.frames[1:])) for sent in exchanges}
+
     full = commits(device, "wisv-full", threshold=threshold)
     assert len(exchanges) == len(full)
+    assert uploads() == {0}
+    assert not last_reads
     assert sum(window - accepted + forgiven for _, window, accepted, forgiven, _ in full) > 0
     assert commits(device, "wisv-selective", threshold=threshold) == full
     assert len(exchanges) == len(full)  # one exchange a round
+    assert not last_reads
     between = commits(device, "wisv-selective", threshold=0.5)
     assert len(exchanges) > len(between)
     with (
@@ -119,6 +149,9 @@ def test_at_thresholds_0_and_1_no_states_are_asked_for(
     ):
         assert commits(other, "wisv-selective") == full
         assert len(exchanges) == len(full)
+        assert commits(other, "wisv-full") == full
+        assert max(uploads()) == 6 * hidden_bytes(HIDDEN, "int8")
+    assert last_reads
 
 
 def test_the_default_threshold_is_the_heads(pair: Pair, device: Device, head: str) -> None:
@@ -363,9 +396,8 @@ def test_real_weights(tmp_path: Path) -> None:
             )
             assert full.tokens == selective.tokens
             assert decisions(full) == decisions(selective)
-            assert sum(r.uplink_bytes for r in full.rounds) > sum(
-                r.uplink_bytes for r in selective.rounds
-            )
+            sent = [sum(r.uplink_bytes for r in each.rounds) for each in (full, selective)]
+            assert sent[0] > sent[1] if threshold == 0.5 else sent[0] == sent[1]
             if threshold == 0.0:
                 assert full.tokens == greedy.tokens
             rounds.append(len(full.rounds))

@@ -28,6 +28,7 @@ from pilotfish.wire.protocols import (
     StatesNeeded,
 )
 from pilotfish.wire.protocols.decision_head import JudgedDraft, JudgedProtocol
+from pilotfish.wire.protocols.protocol import PairSizes
 from tests.support.examples import examples
 from tests.support.judging import random_head
 
@@ -83,12 +84,20 @@ def drafted(case: Case, exchange: JudgedProtocol) -> JudgedDraft:
 
 
 def played(
-    protocol: str, case: Case, judge: BoundDecisionHead, form: str = "int8"
+    protocol: str,
+    case: Case,
+    judge: BoundDecisionHead,
+    form: str = "int8",
+    threshold: float | None = None,
 ) -> tuple[Decision, list[list[Buffer]]]:
-    """A round; the decision, and the frames of each message but the verdict."""
+    """A round; the decision, and the frames of each message but the verdict.
+
+    threshold: the one that the request names, which the device knows.
+    """
     device = PROTOCOL_REGISTRY[protocol]
     assert isinstance(device, JudgedProtocol)
-    device = device.with_options(device.read_options({"hidden": form}))
+    named = {} if threshold is None else {"threshold": threshold}
+    device = device.with_options(device.read_options({"hidden": form, **named}))
     edge = device.with_resource(judge)
     draft = drafted(case, device)
     messages = [device.encode_draft(draft, NO_IDS, VOCAB)]
@@ -200,6 +209,58 @@ def test_frames_are_as_long_as_the_paper_says(
         wanted.append(wisv.eq_8_request_bits(wrong, sizes))
         wanted.append(wisv.eq_9_second_upload_bits(wrong, sizes))
     assert [bits(frames) for frames in selective] == wanted
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0])
+@given(cases(), st.sampled_from(HEADS))
+@examples(40)
+def test_at_thresholds_0_and_1_no_states_are_sent(threshold: float, case: Case, head: Any) -> None:
+    """The decision is that with the states, which an edge accepts, too."""
+    judge = head.judge(Channel(), threshold)
+    results = []
+    for protocol in PROTOCOLS:
+        with_states = played(protocol, case, judge)[0]
+        decision, messages = played(protocol, case, judge, threshold=threshold)
+        assert message_of(decision) == message_of(with_states)
+        assert [bits(frames) for frames in messages] == [16 * len(case.ids)]
+        results.append(message_of(decision))
+    assert results[0] == results[1]
+    chosen = case.logits.argmax(1)
+    first = min(case.wrong, default=len(case.ids)) if threshold == 0.0 else len(case.ids)
+    assert results[0][:2] == (first, chosen[first])
+
+
+def test_missing_states_are_accepted_at_thresholds_0_and_1_alone() -> None:
+    exchange = PROTOCOL_REGISTRY["wisv-full"]
+    ids = np.zeros(3, np.uint32)
+    states = np.ones((3, D), np.float32)
+    full = exchange.encode_draft(JudgedDraft(ids, states=states), NO_IDS, VOCAB)
+    for threshold in (0.0, 1e-9, 0.5, 1 - 1e-9, 1.0):
+        edge = exchange.with_resource(HEADS[0].judge(Channel(), threshold))
+        assert edge.decode_draft(full, VOCAB).states is not None
+        if threshold in (0.0, 1.0):
+            assert edge.decode_draft([full[0], b""], VOCAB).states is None
+        else:
+            with pytest.raises(MalformedError, match="A frame of 0 bytes"):
+                edge.decode_draft([full[0], b""], VOCAB)
+        for wrong in (full[1][:-1], b"\0"):
+            with pytest.raises(MalformedError, match="does not hold 3 hidden states"):
+                edge.decode_draft([full[0], wrong], VOCAB)
+
+
+def test_estimates_at_thresholds_0_and_1_are_those_of_greedy() -> None:
+    sizes, expansion = PairSizes(VOCAB, D), (1,) * 6
+    greedy = PROTOCOL_REGISTRY["greedy"].estimate_bytes(expansion, Sampling(), 0.5, sizes)
+    for name in PROTOCOLS:
+        exchange = PROTOCOL_REGISTRY[name]
+        for threshold in (None, 0.0, 0.5, 1.0):
+            options = exchange.read_options({} if threshold is None else {"threshold": threshold})
+            bound = exchange.with_options(options)
+            certain = threshold in (0.0, 1.0)
+            estimated = bound.estimate_bytes(expansion, Sampling(), 0.5, sizes)
+            assert (estimated == greedy) == certain
+            assert bound.reads_last_token == (name == "wisv-full" and not certain)
+            assert bound.requests_states == (name == "wisv-selective" and not certain)
 
 
 def bits(frames: list[Buffer]) -> int:

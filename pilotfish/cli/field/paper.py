@@ -28,6 +28,8 @@ example:
   pilotfish field paper tslt --json -         every table as JSON, and nothing else
   pilotfish field paper tslt figure3          only this figure
   pilotfish field paper tslt figure4 --run    measure it on this machine, beside the printed one
+
+FIGURE stands right after PAPER, before the options or after all of them.
 """
 _CUT_TO = 27  # layers of the second default worker, of 30
 _RUN_ONLY = ("draft", "target", "worker", "prompts", "seed", "threads", "save")

@@ -61,6 +61,12 @@ class LinkGroup:
                 link.redirect(*address)
             self.address = address
 
+    def reconnect(self) -> None:
+        """Replace the connections of all links by new ones: the path to the edge has changed."""
+        with self._lock:
+            for link in self._links:
+                link.redirect(*self.address)
+
     def retry(self) -> None:
         """Reconnect all unconnected links now: keys may have changed."""
         with self._lock:

@@ -218,13 +218,14 @@ class Measurement:
     def _emulate(self, configuration: Configuration) -> None:
         """Give the emulated link the conditions of this configuration.
 
-        A change cuts the connection: what the device measured of the old link ends with it.
+        A change takes a new connection: what the device measured of the old link ends with the old
+        one. The device makes it itself, since it would report a connection that is cut as lost.
         """
         wanted = matrix.conditions(self._settings, configuration)
         link = self._emulator
         if link is not None and wanted is not None and wanted != link.conditions:
             link.set(wanted)
-            link.cut()
+            self._device.reconnect()
 
     def _clear_caches(self, prompt: Prompt) -> None:
         """Clear the caches of both ends, by generating one token after a different prompt."""

@@ -18,7 +18,6 @@ from pilotfish.lab.judge.costs import (
     GREEDY,
     JUDGED,
     RELAXED,
-    SELECTIVE,
     Cost,
     ModelPace,
     cost,
@@ -224,12 +223,12 @@ def _whole_costs(
     if setting.tau is not None:
         return {RELAXED: relaxed_cost(counts, profile.link, pace)}
     form = plan.heads[setting.head]["form"] if setting.head else "int8"
-    # no states are asked for, so a round costs as much as one of `greedy`
+    # no states are sent, so a round costs as much as one of `greedy`
     certain = setting.threshold in CERTAIN_THRESHOLDS
     return {
         name: cost(
             counts,
-            GREEDY if name == SELECTIVE and certain else name,
+            GREEDY if certain else name,
             profile.link,
             pace,
             sizes,

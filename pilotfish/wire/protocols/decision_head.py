@@ -154,6 +154,12 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
         other.head = resource
         return other
 
+    @property
+    def needs_states(self) -> bool:
+        """Whether states can change a decision, as far as the request's threshold tells."""
+        assert isinstance(self.options, JudgingOptions)
+        return self.options.threshold not in CERTAIN_THRESHOLDS
+
     # The device's half
 
     def draw(self, logits: Floats, params: SamplingParams, key: DrawKey) -> tuple[list[int], None]:
@@ -245,11 +251,15 @@ class JudgedProtocol(SpeculationProtocol[JudgedDraft]):
             return Decision(len(draft.ids), int(choices[-1]), notes=(0,))
         forbidden = logits[at, draft.ids[at]] == -np.inf
         # row 0 of `hidden` is the root's
-        return self.decide(draft, StatesNeeded(at, choices, hidden[at + 1], forbidden))
+        needed = StatesNeeded(at, choices, hidden[at + 1], forbidden)
+        assert self.head is not None
+        if self.head.outcome is not None:
+            return self.decide_by_rejections(draft, needed, np.full(len(at), self.head.outcome))
+        return self.decide(draft, needed)
 
     @abstractmethod
     def decide(self, draft: JudgedDraft, needed: StatesNeeded) -> Decision | StatesNeeded:
-        """Decide, or request the drafter's states."""
+        """Decide by the drafter's states, or request them."""
 
     def decide_by_states(
         self, draft: JudgedDraft, needed: StatesNeeded, states: Floats

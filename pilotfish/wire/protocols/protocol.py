@@ -183,9 +183,7 @@ class SpeculationProtocol(ABC, Generic[D]):
     allows_trees: windows may be trees.
     requires: the edge's resource that the protocol needs (`edge_runtime.resources`).
     decides_by_link: the edge's decision depends on the link, measured for each request.
-    requests_states: the edge may ask for hidden states of a window.
     frames: number of a window's frames after its header.
-    reads_last_token: the drafter also runs over a window's last token, before the window is sent.
     """
 
     name: ClassVar[str]
@@ -202,9 +200,7 @@ class SpeculationProtocol(ABC, Generic[D]):
     allows_trees: ClassVar[bool] = False
     requires: ClassVar[str] = ""
     decides_by_link: ClassVar[bool] = False
-    requests_states: ClassVar[bool] = False
     frames: ClassVar[int] = 1
-    reads_last_token: ClassVar[bool] = False
 
     def __init__(self, options: ProtocolOptions | None = None) -> None:
         self.options = self.Options() if options is None else options
@@ -252,6 +248,16 @@ class SpeculationProtocol(ABC, Generic[D]):
     def estimate_round_trips(self, expansion: Expansion, acceptance: float) -> float:
         """Estimate the round trips of a round; acceptance: α."""
         return 1.0
+
+    @property
+    def requests_states(self) -> bool:
+        """Whether the edge may ask for hidden states of a window."""
+        return False
+
+    @property
+    def reads_last_token(self) -> bool:
+        """Whether the drafter also runs over a window's last token, before the window is sent."""
+        return False
 
     # The device's half
 

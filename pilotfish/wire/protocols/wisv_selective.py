@@ -23,11 +23,9 @@ from pilotfish.speculation.tree import Expansion
 from pilotfish.wire.codecs.hidden import hidden_bytes
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols.decision_head import (
-    CERTAIN_THRESHOLDS,
     MISMATCH_RATE,
     JudgedDraft,
     JudgedProtocol,
-    JudgingOptions,
 )
 from pilotfish.wire.protocols.protocol import (
     STATES_REQUEST_BYTES,
@@ -45,7 +43,11 @@ class WisvSelective(JudgedProtocol):
     """Protocol `wisv-selective`: the device's half and the edge's half."""
 
     name = "wisv-selective"
-    requests_states = True
+
+    @property
+    def requests_states(self) -> bool:
+        """Whether the edge may ask for states: not if none can change the decision."""
+        return self.needs_states
 
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
@@ -63,8 +65,7 @@ class WisvSelective(JudgedProtocol):
 
     def estimate_round_trips(self, expansion: Expansion, acceptance: float) -> float:
         """Estimate two round trips if the edge asks for states, else one."""
-        assert isinstance(self.options, JudgingOptions)
-        if self.options.threshold in CERTAIN_THRESHOLDS:
+        if not self.needs_states:
             return 1.0
         return 2.0 - (1.0 - MISMATCH_RATE) ** len(expansion)
 
@@ -92,11 +93,7 @@ class WisvSelective(JudgedProtocol):
         return JudgedDraft(ids, channel=self.decode_channel(frames))
 
     def decide(self, draft: JudgedDraft, needed: StatesNeeded) -> Decision | StatesNeeded:
-        """Request the states if they matter, with one byte for the index of each token."""
-        assert self.head is not None
-        if self.head.outcome is not None:
-            rejected = np.full(len(needed.at), self.head.outcome)
-            return self.decide_by_rejections(draft, needed, rejected)
+        """Request the states, with one byte for the index of each token."""
         return replace(needed, frames=[needed.at.astype(np.uint8).tobytes()])
 
     def verify_with_states(

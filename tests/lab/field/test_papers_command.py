@@ -133,3 +133,4 @@ def test_help_teaches_with_an_example():
     done = field_paper("--help")
     assert done.returncode == 0
     assert "pilotfish field paper dssd --out plots" in done.stdout
+    assert "FIGURE stands right after PAPER" in done.stdout

@@ -9,12 +9,15 @@ import subprocess
 import sys
 from contextlib import closing
 from html.parser import HTMLParser
+from itertools import chain as chained
 
 import pytest
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.extras import install_command
 from pilotfish.cli import main
+from pilotfish.lab.field.report.canvas import MOST_ROWS, MOST_SERIES
+from pilotfish.lab.field.report.figures import by_series
 from pilotfish.lab.field.report.measured import read_run, with_unique_names
 from pilotfish.lab.field.report.pictures import draw
 from pilotfish.lab.field.report.report_page import page, write
@@ -59,6 +62,31 @@ def test_the_page_needs_nothing_but_itself(report):
     assert all(link.startswith("data:image/png;base64,") for link in result.links)
     assert not re.search(r"url\(|@import|https?:", " ".join(result.styles))
     assert result.tags.count("img") == len(result.links) == 7
+
+
+def test_pictures_group_by_the_varied_options_and_have_few_groups(tmp_path):
+    """A line for each protocol and K, and a part of the lines in each picture."""
+    several = 2 * MOST_SERIES - 3
+    varied = [
+        answer([chain(w, 1), chain(w, 1)], window=w, protocol="tslt", point=(("draft_top_k", k),))
+        for k in range(several)
+        for w in (2, 4)
+    ]
+    plain = [answer([chain(2, 1), chain(2, 2)], window=2)]
+    made = read_run(recorded(tmp_path / "run.pilotfish", [*plain, *varied]))
+    labels = ["greedy", *(f"tslt draft-top-k {k}" for k in range(several))]
+    assert [*by_series(made.figures)] == labels
+    gallery = draw([made], tmp_path)
+    for pictures in (gallery.latency, gallery.depths):
+        alts = [re.search(r"for each of (.*?);", picture.alt)[1] for picture in pictures]
+        parts = [alt.split(", ") for alt in alts]
+        assert [len(part) for part in parts] == [MOST_SERIES, MOST_SERIES - 2]
+        assert [label for part in parts for label in part] == labels
+        assert [p.alt.split(":")[0] for p in pictures] == ["run, 1 of 2", "run, 2 of 2"]
+    for pictures in (gallery.stages, gallery.bytes_per_token):
+        assert len(pictures) == -(-(2 * several + 1) // MOST_ROWS)
+    assert len({p.path for p in chained(gallery.latency, gallery.depths, gallery.stages)}) == 6
+    assert not [p for p in tmp_path.glob("*.png") if not p.stat().st_size]
 
 
 def test_the_pictures_beside_the_page_are_those_in_it(report):

@@ -196,17 +196,18 @@ def test_bytes_are_those_of_the_protocols_frames(drafted: int, form: str, data: 
     assert selective.down == VERDICT_BYTES + 50 + sum(map(len, items))
 
 
-def test_at_thresholds_0_and_1_selective_costs_what_greedy_costs() -> None:
-    """The edge asks for no states there."""
+def test_at_thresholds_0_and_1_a_head_costs_what_greedy_costs() -> None:
+    """The device sends no states there, and the edge asks for none."""
     counts = metrics(True, CourseRound(8, 3, 1, 2, 2))
     settings = [SweepSetting(8, "h", threshold, FAST) for threshold in (0.0, 0.5, 1.0)]
     greedy = SweepSetting(8)
     header = plan(*settings, greedy)
     results = costs(header, [[counts] * 4], PACE)
     wanted = results[3, FAST][GREEDY]
-    assert results[0, FAST][SELECTIVE] == results[2, FAST][SELECTIVE] == wanted
+    for protocol in (FULL, SELECTIVE):
+        assert results[0, FAST][protocol] == results[2, FAST][protocol] == wanted
+        assert results[1, FAST][protocol].up > wanted.up
     assert results[1, FAST][SELECTIVE].exchanges == wanted.exchanges + 1
-    assert results[0, FAST][FULL].up > wanted.up
 
 
 # What is shown

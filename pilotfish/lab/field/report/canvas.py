@@ -1,7 +1,8 @@
 """The size, titles, colours and markers of the report's plots."""
 
+import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from textwrap import fill
 
 from pilotfish.lab.drawing import MARKERS, PALETTE, escape_math
@@ -9,6 +10,9 @@ from pilotfish.lab.statistics import Spread
 
 # width of a plot (inches); equals 360 CSS pixels, so that a phone does not shrink letters
 WIDTH = 3.75
+MOST_SERIES = 14  # lines in a picture; a run without varied options has at most this many
+MOST_ROWS = 28  # rows in a picture
+_LEGEND_LINE = 0.17  # height of a line of the legend (inches)
 _TITLE_LETTERS = 42
 _NBSP = "\N{NO-BREAK SPACE}"
 _INNER_SPACE = re.compile(r"(?<!;) ")  # a space inside one part of "n = …; …"
@@ -16,24 +20,31 @@ _UNIT_SPACE = re.compile(r"(?<=\d) (?=%|ms)")
 
 
 class PlotStyle:
-    """The colour and marker of each protocol, which are the same in all plots of a report."""
+    """The colour and marker of each protocol or series, the same in all plots of a report."""
 
-    def __init__(self, protocols: Iterable[str]) -> None:
-        self._order = list(dict.fromkeys(protocols))
+    def __init__(self, labels: Iterable[str]) -> None:
+        self._order = list(dict.fromkeys(labels))
 
-    def colour_of(self, protocol: str) -> str:
-        """Return the protocol's colour."""
-        return PALETTE[self._order.index(protocol) % len(PALETTE)]
+    def colour_of(self, label: str) -> str:
+        """Return the colour of a protocol or series."""
+        return PALETTE[self._order.index(label) % len(PALETTE)]
 
-    def marker_of(self, protocol: str) -> str:
-        """Return the protocol's marker; protocols with the same colour have different markers."""
-        index = self._order.index(protocol)
+    def marker_of(self, label: str) -> str:
+        """Return its marker; those with the same colour have different markers."""
+        index = self._order.index(label)
         return MARKERS[(index + index // len(PALETTE)) % len(MARKERS)]
 
 
 def shorten(text: str, letters: int) -> str:
     """Shorten a name to at most ``letters`` letters, so that it fits an axis."""
     return text if len(text) <= letters else text[: letters - 1] + "…"
+
+
+def legend_shape(labels: Sequence[str]) -> tuple[int, float]:
+    """Return the columns of a legend, and the height (inches) that it needs beyond three lines."""
+    longest = max(map(len, labels))
+    columns = 3 if longest <= 15 else 2 if longest <= 26 else 1
+    return columns, _LEGEND_LINE * max(0, math.ceil(len(labels) / columns) - 3)
 
 
 def title(run: str, finding: str, n: str) -> str:

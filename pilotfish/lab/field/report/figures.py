@@ -7,7 +7,7 @@ only the later rounds, which are called *steady*. All rounds count in the time o
 the tokens/s of the whole answer, acceptance, tokens per round and bytes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,6 +101,14 @@ def _speedup(measured: Figures, streamed: Figures | None) -> float | None:
 def protocols_of(all_figures: Sequence[Figures]) -> list[str]:
     """List each protocol of the results once, in the order of the results."""
     return list(dict.fromkeys(f.configuration.protocol for f in all_figures))
+
+
+def by_series(all_figures: Iterable[Figures]) -> dict[str, list[Figures]]:
+    """Group the results by protocol and varied options, with all windows; keys are labels."""
+    groups: dict[str, list[Figures]] = {}
+    for each in all_figures:
+        groups.setdefault(str(each.configuration._replace(window=None)), []).append(each)
+    return groups
 
 
 def lowest(all_figures: Sequence[Figures]) -> Figures | None:

@@ -11,11 +11,12 @@ from pilotfish.lab.field.report.canvas import (
     WIDTH,
     PlotStyle,
     format_counts,
+    legend_shape,
     shorten,
     title,
     whiskers,
 )
-from pilotfish.lab.field.report.figures import Figures, lowest, protocols_of
+from pilotfish.lab.field.report.figures import Figures, by_series, lowest, protocols_of
 from pilotfish.lab.field.run import WindowSetting
 from pilotfish.lab.page import Picture
 from pilotfish.lab.statistics import Spread
@@ -26,7 +27,7 @@ _WITHOUT_WINDOW = "no γ"
 def latency(
     path: Path, run: str, all_figures: Sequence[Figures], styles: PlotStyle
 ) -> Picture | None:
-    """Plot the time per token against the window, with a line for each protocol.
+    """Plot the time per token against the window, a line for each protocol and varied options.
 
     Figures 4 and 7 of WISV have the same form.
     """
@@ -36,32 +37,32 @@ def latency(
     finding = _lowest([f for f, _ in measured])
     n = format_counts((spread.n for _, spread in measured), "answers a point")
     columns = _columns([f for f, _ in measured])
-    protocols = protocols_of([f for f, _ in measured])
+    series = by_series(f for f, _ in measured)
+    legend_columns, legend = legend_shape(list(series))
     with plot(
         path,
         title(run, finding, n),
         "window γ (drafted tokens per round)",
         "time per committed token (ms)",
-        (WIDTH, 3.9),
+        (WIDTH, 3.9 + legend),
     ) as axes:
-        for i, protocol in enumerate(protocols):
-            # shift each protocol, so that intervals do not overlap
-            offset = 0.24 * ((i + 0.5) / len(protocols) - 0.5)
+        for i, (label, line) in enumerate(series.items()):
+            # shift each line, so that intervals do not overlap
+            offset = 0.24 * ((i + 0.5) / len(series) - 0.5)
             points = [
-                (columns.index(_column(f)) + offset, spread)
-                for f, spread in measured
-                if f.configuration.protocol == protocol
+                (columns.index(_column(f)) + offset, f.token_ms)
+                for f in line
+                if f.token_ms is not None
             ]
-            points.sort(key=lambda point: point[0])  # varied options share a window
-            _line(axes, points, protocol, styles)
+            _line(axes, points, label, styles)
         axes.set_xticks(range(len(columns)), columns)
         axes.set_xlim(-0.5, len(columns) - 0.5)
         axes.set_ylim(bottom=0)
-        legend_below(axes)
+        legend_below(axes, legend_columns)
     return Picture(
         path=path,
         alt=f"{run}: time per committed token in ms against the window γ in drafted tokens, median "
-        f"and 95 % interval by protocol; {finding} ({n}).",
+        f"and 95 % interval for each of {', '.join(series)}; {finding} ({n}).",
     )
 
 
@@ -73,7 +74,7 @@ def _lowest(all_figures: Sequence[Figures]) -> str:
 
 
 def _line(
-    axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, styles: PlotStyle
+    axes: Axes, points: Sequence[tuple[float, Spread]], label: str, styles: PlotStyle
 ) -> None:
     """Draw medians with intervals, joined by a line; a single point gets a dotted line across."""
     for x, spread in points:
@@ -81,21 +82,21 @@ def _line(
             x,
             spread.median,
             whiskers(spread),
-            color=styles.colour_of(protocol),
+            color=styles.colour_of(label),
             capsize=2,
             linewidth=1,
         )
-    if len(points) == 1:  # a horizontal line, to compare the other protocols with
+    if len(points) == 1:  # a horizontal line, to compare the other lines with
         axes.axhline(
-            points[0][1].median, color=styles.colour_of(protocol), linewidth=0.8, linestyle=":"
+            points[0][1].median, color=styles.colour_of(label), linewidth=0.8, linestyle=":"
         )
     axes.plot(
         [x for x, _ in points],
         [spread.median for _, spread in points],
-        color=styles.colour_of(protocol),
-        marker=styles.marker_of(protocol),
+        color=styles.colour_of(label),
+        marker=styles.marker_of(label),
         linewidth=1.4,
-        label=escape_math(protocol),
+        label=escape_math(label),
     )
 
 

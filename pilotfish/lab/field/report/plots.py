@@ -24,9 +24,10 @@ from pilotfish.lab.field.report.canvas import (
     WIDTH,
     PlotStyle,
     format_counts,
+    legend_shape,
     title,
 )
-from pilotfish.lab.field.report.figures import Figures, protocols_of
+from pilotfish.lab.field.report.figures import Figures, by_series
 from pilotfish.lab.page import Picture
 from pilotfish.lab.statistics import PositionCounts, share_interval
 
@@ -82,35 +83,36 @@ def depths(
 ) -> Picture | None:
     """Plot, by depth, the share of rounds that reach a depth, and the share that accept it.
 
-    All windows of a protocol are pooled. A share refers to the rounds that drafted this depth; with
-    fewer than `FEW` rounds it is not drawn. Returns None if there are no drafts.
+    A line has the protocol and the varied options of its label; all their windows are pooled. A
+    share refers to the rounds that drafted this depth; with fewer than `FEW` rounds it is not
+    drawn. Returns None if there are no drafts.
     """
-    pooled = {
-        protocol: _pool_positions(all_figures, protocol) for protocol in protocols_of(all_figures)
-    }
-    measured = {protocol: counts for protocol, counts in pooled.items() if counts}
+    pooled = {label: _pool_positions(each) for label, each in by_series(all_figures).items()}
+    measured = {label: counts for label, counts in pooled.items() if counts}
     if not measured:
         return None
     first = [counts[0] for counts in measured.values()]
     share = sum(p.accepted for p in first) / sum(p.reached for p in first)
     finding = f"the first drafted token is accepted in {100 * share:.0f} % of rounds"
-    n = format_counts((p.drafted for p in first), "rounds a protocol")
+    n = format_counts((p.drafted for p in first), "rounds a line")
     ylabels = ["reached\n(% of rounds)", "accepted when\nreached (%)"]
+    columns, legend = legend_shape(list(measured))
     with panels(
-        path, title(run, finding, n), "depth in the window (tokens)", ylabels, (WIDTH, 4.4)
+        path, title(run, finding, n), "depth in the window (tokens)", ylabels, (WIDTH, 4.4 + legend)
     ) as (reached, accepted):
-        for i, (protocol, counts) in enumerate(measured.items()):
-            # shift each protocol, so that equal points do not overlap
+        for i, (label, counts) in enumerate(measured.items()):
+            # shift each line, so that equal points do not overlap
             offset = 0.2 * ((i + 0.5) / len(measured) - 0.5)
-            _depths(reached, accepted, counts, offset, protocol, styles)
+            _depths(reached, accepted, counts, offset, label, styles)
         for axes in (reached, accepted):
             axes.set_ylim(0, 104)
         accepted.xaxis.set_major_locator(MaxNLocator(integer=True))
-        legend_below(reached)
+        legend_below(reached, columns)
     return Picture(
         path=path,
         alt=f"{run}: by depth in the window in tokens, the % of rounds that reach it and the % of "
-        f"those that accept it, with 95 % intervals, by protocol; {finding} ({n}).",
+        f"those that accept it, with 95 % intervals, for each of {', '.join(measured)}; {finding} "
+        f"({n}).",
     )
 
 
@@ -119,18 +121,18 @@ def _depths(
     accepted: Axes,
     counts: Sequence[PositionCounts],
     offset: float,
-    protocol: str,
+    label: str,
     styles: PlotStyle,
 ) -> None:
-    """Draw a protocol's two lines, and the intervals of its acceptance."""
-    colour, marker = styles.colour_of(protocol), styles.marker_of(protocol)
+    """Draw the two lines of a series, and the intervals of its acceptance."""
+    colour, marker = styles.colour_of(label), styles.marker_of(label)
     reached.plot(
         [p.depth + offset for p in counts],
         [100 * p.reached / p.drafted for p in counts],
         color=colour,
         marker=marker,
         linewidth=1.4,
-        label=escape_math(protocol),
+        label=escape_math(label),
     )
     enough = [p for p in counts if p.reached >= FEW]
     shares = [100 * p.accepted / p.reached for p in enough]
@@ -142,9 +144,9 @@ def _depths(
         accepted.vlines(p.depth + offset, 100 * low, 100 * high, color=colour, linewidth=0.8)
 
 
-def _pool_positions(all_figures: Sequence[Figures], protocol: str) -> list[PositionCounts]:
-    """Add up the counts at each depth over all windows of a protocol."""
-    counts = [p for f in all_figures if f.configuration.protocol == protocol for p in f.positions]
+def _pool_positions(all_figures: Sequence[Figures]) -> list[PositionCounts]:
+    """Add up the counts at each depth over these results."""
+    counts = [p for f in all_figures for p in f.positions]
     return [
         PositionCounts(
             depth=depth,

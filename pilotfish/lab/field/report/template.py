@@ -61,8 +61,8 @@ into the target's pass and the rest.</p>
 {% if gallery.depths %}
 <h2>Acceptance by position</h2>
 <p>A round reaches a depth if it accepted every drafted token before it. All windows of a protocol
-are pooled; each depth counts the rounds that drafted it. Lines at the points are 95 % intervals of
-a share; shares of fewer than {{ few }} rounds are not drawn.</p>
+with its varied options are pooled; each depth counts the rounds that drafted it. Lines at the
+points are 95 % intervals of a share; shares of fewer than {{ few }} rounds are not drawn.</p>
 {{ pictures(gallery.depths) }}
 {% for run in runs if positions[run.name].rows %}
 <details><summary>{{ run.name }}: the counts</summary>
