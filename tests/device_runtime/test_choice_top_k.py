@@ -162,3 +162,23 @@ def test_other_protocols_have_no_k() -> None:
     _, choice = PredictivePolicy().choose(auto, plans, link(1e6), informed(tslt(), FLAT))
     assert {forecast.top_k for forecast in choice.forecasts} == {0}
     assert " K " not in choice.reason
+
+
+@pytest.mark.parametrize(("used", "share"), [(16, 1.0), (1024, 0.0)])
+def test_rounds_that_the_model_does_not_explain_give_a_possible_acceptance(
+    used: int, share: float
+) -> None:
+    """All or none of the drafts are accepted, whatever mass K cuts off."""
+    seen = Evidence(DRAFTER, TARGET, PairSizes(49_152, 576))
+    at_used = tslt().with_top_k(used)
+    for seed in range(30):
+        rounds = played(at_used, FLAT, seed, count=8)
+        for round_ in rounds:
+            round_.accepted = round(share * round_.window)
+        seen.add(at_used, rounds)
+    assert seen.acceptance_by_depth(at_used)[0] == pytest.approx(share, abs=0.05)
+    others = [plan(protocol=name, temperature=1.0, window=4) for name in ("dsd", "dssd", "coupled")]
+    for each in (tslt(), at_used, *others, plan(protocol="ahead", temperature=1.0)):
+        by_depth = seen.acceptance_by_depth(each)
+        assert by_depth.min() >= 0.0
+        assert by_depth.max() <= 1.0

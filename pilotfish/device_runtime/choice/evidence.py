@@ -232,11 +232,10 @@ class Evidence:
         f64 [γ] for a plan with windows of γ levels; f64 [`MAX_WINDOW`] for a stream.
         """
         by_depth = self._acceptance.acceptance_by_depth(plan)
-        if plan.streams:
-            return by_depth
-        change = self._acceptance_change(plan)
-        by_depth = by_depth[: len(plan.expansion)]
-        return np.clip(by_depth + change, 0.0, 1.0) if change else by_depth
+        if not plan.streams:
+            by_depth = by_depth[: len(plan.expansion)] + self._acceptance_change(plan)
+        # rounds at another K than the default count as the model converts them, which may err
+        return np.clip(by_depth, 0.0, 1.0)
 
     def _acceptance_change(self, plan: Plan) -> float:
         """Estimate the acceptance at the plan's K, less that at the protocol's default K."""
