@@ -182,3 +182,17 @@ def test_rounds_that_the_model_does_not_explain_give_a_possible_acceptance(
         by_depth = seen.acceptance_by_depth(each)
         assert by_depth.min() >= 0.0
         assert by_depth.max() <= 1.0
+
+
+def test_evidence_does_not_grow_with_the_ks_and_temperatures_of_requests() -> None:
+    seen = Evidence(DRAFTER, TARGET, PairSizes(49_152, 576))
+    rounds = played(tslt(), FLAT, 0, count=2)
+    for number in range(1, 200):
+        seen.add(tslt(draft_top_k=number), rounds)
+        warm = plan(protocol="tslt", temperature=number / 10, window=4)
+        seen.add(warm, rounds)
+        seen.acceptance_by_depth(warm.with_top_k(256))
+    kept = (seen._up_ratios._ratios, seen._cut_masses._values, seen._cut_masses._means)
+    assert [len(each) for each in kept] == [64, 64, 64]
+    newest = plan(protocol="tslt", temperature=19.9, window=4)
+    assert seen._cut_masses.sigma(newest, 64) == pytest.approx(FLAT[CUT_SIZES.index(64)])

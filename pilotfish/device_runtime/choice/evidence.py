@@ -43,6 +43,7 @@ _MIN_RATIO, _MAX_RATIO = 0.5, 2.5  # bounds of the ratio measured/forecast of on
 _ON_TIME_ANSWERS = 2.0  # weight, in answers, of the prior ratio 1
 _FULL_ANSWER = 16  # minimum number of rounds with which an answer has full weight
 _FORECAST_FADE = 0.95  # factor by which the weight of the ratios shrinks with each answer
+_MAX_TOP_KS = 64  # maximum number of pairs of protocol and K whose bytes are kept
 
 
 class ForecastErrors:
@@ -79,7 +80,10 @@ class ForecastErrors:
 
 
 class _ByTopK:
-    """Ratios by protocol and K; another K of the protocol stands in for one without data."""
+    """Ratios by protocol and K; another K of the protocol stands in for one without data.
+
+    Requests may name any K, so only the last `_MAX_TOP_KS` are kept.
+    """
 
     def __init__(self) -> None:
         self._ratios: dict[tuple[str, int], RecentValues] = {}
@@ -88,7 +92,11 @@ class _ByTopK:
     def of(self, protocol: str, top_k: int) -> RecentValues:
         """Return the ratios to add to."""
         self._last_top_k[protocol] = top_k
-        return self._ratios.setdefault((protocol, top_k), RecentValues())
+        ratios = self._ratios.pop((protocol, top_k), RecentValues())
+        self._ratios[protocol, top_k] = ratios  # the newest comes last
+        if len(self._ratios) > _MAX_TOP_KS:
+            del self._ratios[next(iter(self._ratios))]
+        return ratios
 
     def mean(self, protocol: str, top_k: int) -> float:
         """Return the mean ratio at this K or, without data, at the last K; else 1."""
