@@ -61,3 +61,15 @@ def test_a_counter_that_overflows_is_no_loss() -> None:
         values.append(None if reading is None else reading.value)
     assert all(value is None or value < 0.01 for value in values)
     assert values[-1] is not None
+
+
+def test_counters_of_an_idle_connection_take_no_memory() -> None:
+    """An edge may also tell the same numbers for ever."""
+    now_ns = [10**12]
+    meter = LinkMeter(lambda: now_ns[0])
+    for number in range(1000):
+        now_ns[0] += 2 * 10**9
+        meter.record_segments_down(Segments(10, 1))
+        assert meter.state(Segments(100 + number // 9, 10)).retransmitted is not None
+    assert len(meter._loss_down._counts) < 5
+    assert len(meter._loss._counts) < 100

@@ -186,7 +186,7 @@ class _RecentLoss:
         while len(counts) > 1 and self._is_base(counts[1], segments, now_ns):
             counts.popleft()
         base = counts[0][1]
-        if now_ns - counts[-1][0] >= _LOSS_STEP_NS:
+        if segments.sent > counts[-1][1].sent and now_ns - counts[-1][0] >= _LOSS_STEP_NS:
             counts.append((now_ns, segments))
         sent = segments.sent - base.sent
         if sent <= 0:
