@@ -192,7 +192,7 @@ def test_evidence_does_not_grow_with_the_ks_and_temperatures_of_requests() -> No
         warm = plan(protocol="tslt", temperature=number / 10, window=4)
         seen.add(warm, rounds)
         seen.acceptance_by_depth(warm.with_top_k(256))
-    kept = (seen._up_ratios._ratios, seen._cut_masses._values, seen._cut_masses._means)
-    assert [len(each) for each in kept] == [64, 64, 64]
+    entries = (seen._up_ratios._ratios, seen._cut_masses._values, seen._cut_masses._means)
+    assert [len(each) for each in entries] == [64, 64, 64]
     newest = plan(protocol="tslt", temperature=19.9, window=4)
     assert seen._cut_masses.sigma(newest, 64) == pytest.approx(FLAT[CUT_SIZES.index(64)])
