@@ -107,6 +107,8 @@ def decode_options(
             continue
         if not work.rows or each.since > len(work.tokens) - work.rows + 1:
             raise MalformedError("An item of a step has options, but no rows after its prompt.")
+        if work.nodes and work.nodes != work.rows - 1:
+            raise MalformedError("A tree with options needs a row for its root and for each node.")
         bias_begin, bias_end = bias_end, bias_end + each.biases
         part = None
         if each.masked and masks is not None:

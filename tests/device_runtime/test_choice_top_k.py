@@ -162,3 +162,37 @@ def test_other_protocols_have_no_k() -> None:
     _, choice = PredictivePolicy().choose(auto, plans, link(1e6), informed(tslt(), FLAT))
     assert {forecast.top_k for forecast in choice.forecasts} == {0}
     assert " K " not in choice.reason
+
+
+@pytest.mark.parametrize(("used", "share"), [(16, 1.0), (1024, 0.0)])
+def test_rounds_that_the_model_does_not_explain_give_a_possible_acceptance(
+    used: int, share: float
+) -> None:
+    """All or none of the drafts are accepted, whatever mass K cuts off."""
+    seen = Evidence(DRAFTER, TARGET, PairSizes(49_152, 576))
+    at_used = tslt().with_top_k(used)
+    for seed in range(30):
+        rounds = played(at_used, FLAT, seed, count=8)
+        for round_ in rounds:
+            round_.accepted = round(share * round_.window)
+        seen.add(at_used, rounds)
+    assert seen.acceptance_by_depth(at_used)[0] == pytest.approx(share, abs=0.05)
+    others = [plan(protocol=name, temperature=1.0, window=4) for name in ("dsd", "dssd", "coupled")]
+    for each in (tslt(), at_used, *others, plan(protocol="ahead", temperature=1.0)):
+        by_depth = seen.acceptance_by_depth(each)
+        assert by_depth.min() >= 0.0
+        assert by_depth.max() <= 1.0
+
+
+def test_evidence_does_not_grow_with_the_ks_and_temperatures_of_requests() -> None:
+    seen = Evidence(DRAFTER, TARGET, PairSizes(49_152, 576))
+    rounds = played(tslt(), FLAT, 0, count=2)
+    for number in range(1, 200):
+        seen.add(tslt(draft_top_k=number), rounds)
+        warm = plan(protocol="tslt", temperature=number / 10, window=4)
+        seen.add(warm, rounds)
+        seen.acceptance_by_depth(warm.with_top_k(256))
+    entries = (seen._up_ratios._ratios, seen._cut_masses._values, seen._cut_masses._means)
+    assert [len(each) for each in entries] == [64, 64, 64]
+    newest = plan(protocol="tslt", temperature=19.9, window=4)
+    assert seen._cut_masses.sigma(newest, 64) == pytest.approx(FLAT[CUT_SIZES.index(64)])

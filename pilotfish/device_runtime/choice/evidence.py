@@ -43,6 +43,7 @@ _MIN_RATIO, _MAX_RATIO = 0.5, 2.5  # bounds of the ratio measured/forecast of on
 _ON_TIME_ANSWERS = 2.0  # weight, in answers, of the prior ratio 1
 _FULL_ANSWER = 16  # minimum number of rounds with which an answer has full weight
 _FORECAST_FADE = 0.95  # factor by which the weight of the ratios shrinks with each answer
+_MAX_TOP_KS = 64  # maximum number of pairs of protocol and K whose bytes are kept
 
 
 class ForecastErrors:
@@ -79,7 +80,10 @@ class ForecastErrors:
 
 
 class _ByTopK:
-    """Ratios by protocol and K; another K of the protocol stands in for one without data."""
+    """Ratios by protocol and K; another K of the protocol stands in for one without data.
+
+    Requests may name any K, so only the last `_MAX_TOP_KS` are kept.
+    """
 
     def __init__(self) -> None:
         self._ratios: dict[tuple[str, int], RecentValues] = {}
@@ -88,7 +92,11 @@ class _ByTopK:
     def of(self, protocol: str, top_k: int) -> RecentValues:
         """Return the ratios to add to."""
         self._last_top_k[protocol] = top_k
-        return self._ratios.setdefault((protocol, top_k), RecentValues())
+        ratios = self._ratios.pop((protocol, top_k), RecentValues())
+        self._ratios[protocol, top_k] = ratios  # the newest comes last
+        if len(self._ratios) > _MAX_TOP_KS:
+            del self._ratios[next(iter(self._ratios))]
+        return ratios
 
     def mean(self, protocol: str, top_k: int) -> float:
         """Return the mean ratio at this K or, without data, at the last K; else 1."""
@@ -232,11 +240,10 @@ class Evidence:
         f64 [γ] for a plan with windows of γ levels; f64 [`MAX_WINDOW`] for a stream.
         """
         by_depth = self._acceptance.acceptance_by_depth(plan)
-        if plan.streams:
-            return by_depth
-        change = self._acceptance_change(plan)
-        by_depth = by_depth[: len(plan.expansion)]
-        return np.clip(by_depth + change, 0.0, 1.0) if change else by_depth
+        if not plan.streams:
+            by_depth = by_depth[: len(plan.expansion)] + self._acceptance_change(plan)
+        # rounds at another K than the default count as the model converts them, which may err
+        return np.clip(by_depth, 0.0, 1.0)
 
     def _acceptance_change(self, plan: Plan) -> float:
         """Estimate the acceptance at the plan's K, less that at the protocol's default K."""

@@ -7,7 +7,6 @@ the acceptance at any K (`speculation.cut_mass`). Bytes follow from the measured
 Acceptance is kept as it would be at the protocol's default K, so rounds at any K inform all others.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -20,39 +19,43 @@ from pilotfish.speculation.cut_mass import CUT_SIZES, Values, acceptance_change
 
 TOP_KS: Final = (16, 32, 64, 256, 1024)  # "auto" chooses among these
 # σ at each K of `CUT_SIZES` before any evidence: the default drafter's at temperature 1
-_PRIOR: Final = (0.141, 0.097, 0.066, 0.045, 0.029, 0.018, 0.006, 0.001)
+_PRIOR: Final[Values] = np.array([0.141, 0.097, 0.066, 0.045, 0.029, 0.018, 0.006, 0.001])
 _LOG_SIZES: Final[Values] = np.log(CUT_SIZES)
+_MAX_TEMPERATURES: Final = 64
 
 
 class CutMasses:
-    """σ(K) by temperature of the drafter, over the last rounds."""
+    """σ(K) by temperature of the drafter, over the last rounds.
+
+    Requests may name any temperature, so only the last `_MAX_TEMPERATURES` are kept.
+    """
 
     def __init__(self) -> None:
-        self._values: dict[float, list[RecentValues]] = defaultdict(
-            lambda: [RecentValues() for _ in CUT_SIZES]
-        )
+        # temperature → the last values for each K, and their means
+        self._values: dict[float, list[RecentValues]] = {}
         self._means: dict[float, Values] = {}
 
     def add(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the cut masses of an answer's rounds."""
+        measured = [round_.cut_masses for round_ in rounds if round_.cut_masses]
+        if not measured:
+            return
         temperature = _temperature(plan)
-        for round_ in rounds:
-            for values, mass in zip(self._values[temperature], round_.cut_masses, strict=False):
-                values.append(mass)
-        self._means.pop(temperature, None)
+        by_size = self._values.pop(temperature, None) or [RecentValues() for _ in CUT_SIZES]
+        for values, masses in zip(by_size, zip(*measured, strict=True), strict=True):
+            values.extend(masses)
+        self._values[temperature] = by_size  # the newest comes last
+        self._means[temperature] = np.array([values.mean(0.0) for values in by_size])
+        if len(self._values) > _MAX_TEMPERATURES:
+            oldest = next(iter(self._values))
+            del self._values[oldest], self._means[oldest]
 
     def sigma(self, plan: Plan, top_k: int) -> float:
         """Estimate σ at this K, with the plan's temperature of the drafter; 0: all tokens."""
         if not top_k:
             return 0.0
-        temperature = _temperature(plan)
-        if temperature not in self._means:
-            means = [
-                values.mean(prior)
-                for values, prior in zip(self._values[temperature], _PRIOR, strict=True)
-            ]
-            self._means[temperature] = np.array(means)
-        return float(np.interp(np.log(top_k), _LOG_SIZES, self._means[temperature]))
+        means = self._means.get(_temperature(plan), _PRIOR)
+        return float(np.interp(np.log(top_k), _LOG_SIZES, means))
 
     def acceptance_change(self, plan: Plan, acceptance: float) -> float:
         """Estimate the acceptance at the plan's K, less that at the default K (``acceptance``)."""

@@ -179,13 +179,14 @@ class _RecentLoss:
     def reading(self, segments: Segments, now_ns: int) -> Reading | None:
         """Return the share since the latest count that is old enough; None: nothing was sent."""
         counts = self._counts
-        if segments.sent < counts[-1][1].sent:  # another connection
+        if segments.sent < counts[-1][1].sent:  # another connection, or a counter that overflowed
+            overflowed = segments.retransmitted > segments.sent
             counts.clear()
-            counts.append((0, Segments(0, 0)))
+            counts.append((0, segments if overflowed else Segments(0, 0)))
         while len(counts) > 1 and self._is_base(counts[1], segments, now_ns):
             counts.popleft()
         base = counts[0][1]
-        if now_ns - counts[-1][0] >= _LOSS_STEP_NS:
+        if segments.sent > counts[-1][1].sent and now_ns - counts[-1][0] >= _LOSS_STEP_NS:
             counts.append((now_ns, segments))
         sent = segments.sent - base.sent
         if sent <= 0:

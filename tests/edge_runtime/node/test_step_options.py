@@ -15,7 +15,7 @@ from pilotfish.wire.messages import encode
 from pilotfish.wire.nodes import ItemOptions, StepWithOptions
 from tests.conftest import VOCAB
 from tests.support.federating import Cast, WorkerThread
-from tests.support.raw_edge import RawEdge, Tenant, expected_of, ids, item
+from tests.support.raw_edge import RawEdge, Tenant, expected_of, ids, item, parents
 
 
 def test_every_logits_option_reaches_a_worker() -> None:
@@ -88,3 +88,25 @@ def test_options_that_make_no_sense_are_refused(cast: Cast) -> None:
         reply, _ = options_step(tenant, [ItemOptions(since=2, masked=True, biases=1)], BIAS, MASKS)
         assert type(reply).__name__ == "Scored"
         assert len(encode(reply)) < 60
+
+
+def test_a_tree_whose_rows_are_not_its_nodes_has_no_options(cast: Cast) -> None:
+    """Options need the path of each row, and a row's path is its node's."""
+    expected = expected_of(cast.a)
+    with WorkerThread(cast.a) as held, RawEdge(held.endpoint) as edge:
+        tenant = Tenant(edge)
+        for rows, nodes in ((3, 1), (1, 2), (1, 1)):
+            tenant.number += 1
+            step = StepWithOptions(
+                incarnation=tenant.incarnation,
+                number=tenant.number,
+                items=[item(size=3, rows=rows, nodes=nodes)],
+                options=[ItemOptions(since=1, presence_penalty=1.0)],
+            )
+            reply, _ = tenant.edge.order(
+                step, ids(5, 6, 7), parents(*range(-1, nodes - 1)), b"", b""
+            )
+            assert getattr(reply, "code", "") == "malformed", (rows, nodes, reply)
+            tenant.attach()
+            tenant.proves(expected)
+            tenant.attach()

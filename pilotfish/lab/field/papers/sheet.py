@@ -53,7 +53,7 @@ class Sheet:
         """Make the table for a terminal of this width, without title and note.
 
         A column that has the same value in all of many rows is named below the table instead, and
-        a text that the first column repeats is shown once. If the table is too wide, its 95 %
+        a text that the first column repeats is visible once. If the table is too wide, its 95 %
         intervals are left out; the line below it says so.
         """
         table = self._tabulated(with_intervals=True)
@@ -66,8 +66,8 @@ class Sheet:
         return any(_is_interval(key, self.columns) for key in self.columns)
 
     def _tabulated(self, *, with_intervals: bool) -> Table:
-        shown = list(filter(self.in_terminal, self.rows))
-        constant = self._constant_columns(shown) if len(shown) >= _MANY else {}
+        visible = list(filter(self.in_terminal, self.rows))
+        constant = self._constant_columns(visible) if len(visible) >= _MANY else {}
         below = [f"{heading} {value}" for heading, value in constant.values()]
         if self._has_intervals and not with_intervals:
             below.append("95 % intervals: in a wider terminal, or by --json -")
@@ -89,7 +89,7 @@ class Sheet:
             is_number = decimals is not None
             table.add_column(heading, justify=justify, overflow="fold", no_wrap=is_number)
         above = ""
-        for row in shown:
+        for row in visible:
             first, *others = (self._cell(row, key) for key in columns)
             is_repeated = first == above and next(iter(columns.values()))[1] is None
             table.add_row("" if is_repeated else first, *others)
