@@ -53,7 +53,7 @@ class Sheet:
         """Make the table for a terminal of this width, without title and note.
 
         A column that has the same value in all of many rows is named below the table instead, and
-        a text that the first column repeats is visible once. If the table is too wide, its 95 %
+        a text that the first column repeats is shown once. If the table is too wide, its 95 %
         intervals are left out; the line below it says so.
         """
         table = self._tabulated(with_intervals=True)
