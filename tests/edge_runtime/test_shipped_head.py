@@ -44,3 +44,13 @@ def test_a_verdict_without_a_comparison_says_that_the_worth_is_unknown() -> None
         training=training,
     )  # fmt: skip
     assert "unknown" in verdict(card)
+
+
+def test_the_card_tells_what_simpler_rules_reach_on_500_questions() -> None:
+    card = DecisionHead.load(DEFAULT_HEAD).card
+    record = card.training.options
+    swept = record["swept"]
+    assert isinstance(swept, int)
+    assert swept >= 500
+    beats = [rule for rule in ("coin", "gap") if float(record[f"{rule}_low"] or 0) > 0]
+    assert ("beats neither" in verdict(card)) == (not beats)
