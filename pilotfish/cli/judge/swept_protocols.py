@@ -14,7 +14,7 @@ _HEADINGS = (
     *("protocol", "n", "right, %", "points", "AAL", "AAL, %", "lossy"),
     *("kB up", "kB down", "s", "tok/s"),
 )
-_WIDTH = 120  # columns of the table; a narrower terminal breaks its lines
+_UNBOUNDED = 10_000  # columns; a terminal that is narrower than the table breaks its lines
 
 
 def print_protocols(
@@ -43,7 +43,8 @@ def print_protocols(
         if is_protocol and figure.setting.window == window and (at, profile) in spent:
             for protocol, cost in spent[at, profile].items():
                 table.add_row(*_row(protocol, figure, cost, names_head=len(heads) > 1))
-    Console(highlight=False, width=max(console.width, _WIDTH)).print(table)
+    needed = Console(width=_UNBOUNDED).measure(table).maximum
+    Console(highlight=False, width=max(console.width, needed)).print(table)
 
 
 def _row(protocol: str, figure: Figure, cost: Cost, *, names_head: bool) -> list[str]:
