@@ -347,7 +347,7 @@ def test_windows_that_the_edge_would_not_read_are_not_sent(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("wide")
-    wide = tiny_artifact(folder, vocab=20_000, seed=1)
+    wide = tiny_artifact(folder, vocab=40_000, seed=1)
     with (
         EdgeServer(folder, message_mib=1, threads=1) as edge,
         Device(folder, edge.endpoint, threads=1) as device,
@@ -360,7 +360,7 @@ def test_windows_that_the_edge_would_not_read_are_not_sent(
                 prompt, protocol=Auto(among=["dsd"]), temperature=1.0, max_tokens=40
             )
             assert max(round_.uplink_bytes for round_ in answer.rounds) < 2**20
-    assert wide.manifest.vocab_size == 20_000
+    assert wide.manifest.vocab_size == 40_000
 
 
 STOPPED = """

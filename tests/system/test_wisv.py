@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.cli.export import default_artifact
+from pilotfish.device_runtime import link_renewal
 from pilotfish.device_runtime.record import Generation
 from pilotfish.drafting.model_drafter import ModelDrafter
 from pilotfish.engines.artifact import Artifact
@@ -376,7 +378,8 @@ def test_a_drafter_of_another_vocabulary(bridged: Device, threshold: float) -> N
 
 
 @pytest.mark.slow
-def test_real_weights(tmp_path: Path) -> None:
+def test_real_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_renewal, "_EVERY_S", math.inf)  # a slow answer sends the link again
     # three layers short: what the default drafter proposes is hardly ever a mismatch
     draft, target = default_artifact("int8", 27), default_artifact("fp32")
     manifests = [Artifact.open(path).manifest for path in (draft, target)]

@@ -133,12 +133,15 @@ def test_a_service_that_names_a_protocol(pair: Pair, edge: EdgeServer, protocol:
             )
 
 
-def test_the_temperature_of_whoever_runs_the_service_stays(pair: Pair, edge: EdgeServer) -> None:
-    flags = ("--lanes", 1, "--temperature", 0.6, "--lossy", "--policy", "threshold")
-    with serving(pair.draft, edge.endpoint, *flags) as started:
-        with pytest.raises(openai.BadRequestError, match="work only at temperature 0"):
-            ask(started.client())
+def test_the_temperature_that_the_service_names_stays(pair: Pair, edge: EdgeServer) -> None:
+    with serving(pair.draft, edge.endpoint, "--lanes", 1, "--temperature", 0.6) as started:
+        with pytest.raises(openai.BadRequestError, match=r"decodes at temperature 0, not 0\.6"):
+            ask(started.client(), protocol=FULL)
         cold = started.client().chat.completions.create(
-            model="pilotfish", messages=QUESTION, max_tokens=4, temperature=0
+            model="pilotfish",
+            messages=QUESTION,
+            max_tokens=4,
+            temperature=0,
+            extra_body={"pilotfish": {"protocol": FULL}},
         )
-        assert cold.model_extra["pilotfish"]["protocol"] in (FULL, SELECTIVE)
+        assert cold.model_extra["pilotfish"]["protocol"] == FULL

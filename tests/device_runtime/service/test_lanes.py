@@ -230,7 +230,8 @@ def test_sigterm_lets_running_answers_end_and_takes_no_new_ones(
         service.tell(signal.SIGTERM)
         thread.join(30)
         assert waiting == [503]
-        with pytest.raises(httpx.ConnectError):
+        # a connection that the closing listener had taken is reset
+        with pytest.raises((httpx.ConnectError, httpx.ReadError)):
             eventually(lambda: service.get("/health") is None)
         assert list(chunks)[-1].choices[0].finish_reason == "length"
         assert service.process.wait(60) == 0
