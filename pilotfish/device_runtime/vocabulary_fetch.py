@@ -10,7 +10,6 @@ be deleted at any time.
 import hashlib
 import logging
 import re
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from pilotfish.device_runtime.link.retry import BUSY, RetryBudget
 from pilotfish.engines.cache import cache_directory, keep_newest, replace_file
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.wire.codecs.compressed import decompress
 from pilotfish.wire.messages import MAX_VOCABULARY, PART_BYTES, Buffer, Fetch, Part, Reply, Welcome
 
 Progress = Callable[[int, int], None]  # arguments: bytes so far, total bytes
@@ -111,15 +111,10 @@ def _unpack(frame: Buffer, expected: int) -> bytes:
     """Decompress a part; it must have the expected number of bytes."""
     if len(frame) > expected + _SLACK_BYTES:
         raise _unusable_error(f"a part of {expected} bytes has {len(frame)} compressed bytes")
-    decompressor = zlib.decompressobj()
     try:
-        # allow one more byte: otherwise zlib does not reach the stream's end
-        data = decompressor.decompress(frame, expected + 1)
-    except zlib.error as error:
-        raise _unusable_error(f"a part cannot be unpacked: {error}") from None
-    if len(data) != expected or not decompressor.eof or decompressor.unused_data:
-        raise _unusable_error(f"a part does not have {expected} bytes")
-    return data
+        return decompress(frame, expected)
+    except MalformedError as error:
+        raise _unusable_error(f"a part does not have {expected} bytes: {error}") from None
 
 
 def _decode(blob: bytes, welcome: Welcome) -> Vocabulary:

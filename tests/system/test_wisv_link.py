@@ -95,7 +95,9 @@ def test_a_link_that_cannot_be_is_malformed(
     swayed: DecisionHead, protocol: str, frame: bytes
 ) -> None:
     exchange = judged(protocol).with_resource(swayed.judge(GOOD))
-    frames = exchange.encode_draft(drafted(protocol, (1, 1)), np.empty(0, np.uint32), VOCAB)  # type: ignore[arg-type]
+    window = drafted(protocol, (1, 1))
+    assert isinstance(window, JudgedDraft)
+    frames = exchange.encode_draft(window, np.empty(0, np.uint32), VOCAB)
 
     def decode() -> None:
         exchange.count_tokens([*frames, frame], VOCAB)

@@ -5,10 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pilotfish.speculation.distributions import Sampling, probabilities
+from pilotfish.speculation.distributions import Floats, Sampling, probabilities
 from pilotfish.wire.codecs.halves import HALF_ERROR, LARGEST_HALF, from_halves, halves
+from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import DrawKey, SamplingParams
-from pilotfish.wire.protocols.dsd import Dsd, DsdOptions, check_distributions
+from pilotfish.wire.protocols.dsd import (
+    DenseDraft,
+    Distributions,
+    Dsd,
+    DsdOptions,
+    check_distributions,
+)
+from pilotfish.wire.protocols.protocol import Ids
 from tests.support.enumeration import p_value
 from tests.support.rounds import ONE, Setting, exact_law, frequencies, logits
 from tests.wire.test_protocol_outcomes import assert_exact
@@ -81,13 +89,15 @@ def test_a_device_that_samples_before_it_rounds_breaks_the_law() -> None:
     """The mutant: tests of the law would fail if q were rounded after sampling."""
 
     class RoundsAfterwards(Dsd):
-        def draw(self, logits, params, key):  # type: ignore[no-untyped-def]
+        def draw(
+            self, logits: Floats, params: SamplingParams, key: DrawKey
+        ) -> tuple[list[int], Distributions]:
             plain = Dsd(DsdOptions(format="fp32"))
             tokens, q = plain.draw(logits, params, key)
             # a coarser format, so that few draws show it
             return tokens, np.maximum(np.rint(q * 4) / 4, q * (np.arange(len(q)) == tokens[0]))
 
-        def encode_draft(self, draft, pending, vocab_size):  # type: ignore[no-untyped-def]
+        def encode_draft(self, draft: DenseDraft, pending: Ids, vocab_size: int) -> list[Buffer]:
             draft.q[:] /= draft.q.sum(axis=1, keepdims=True)
             return super().encode_draft(draft, pending, vocab_size)
 

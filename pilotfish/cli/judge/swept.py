@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.cli.judge.swept_protocols import print_protocols
+from pilotfish.cli.judge.swept_protocols import empty_table, print_protocols
 from pilotfish.cli.options import write_json
 from pilotfish.lab.judge.costs import FULL, GREEDY, JUDGED, Cost, ModelPace
 from pilotfish.lab.judge.figures import Figure, costs, figures
@@ -109,14 +109,7 @@ def _table(
         and figure.setting.tau is None
         and figure.setting.baseline is None
     ]
-    table = Table(
-        title=f"{profile}, window {window}, {selected[0][0].n} questions",
-        title_justify="left",
-        box=None,
-        collapse_padding=True,
-    )
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = empty_table(f"{profile}, window {window}, {selected[0][0].n} questions", _HEADINGS)
     head = None
     for figure, cost in selected:
         if figure.setting.head != head:
@@ -130,14 +123,8 @@ def _rivals_table(
     rows: Sequence[Figure], compared: Sequence[Rivalry], profile: LinkProfile, window: int
 ) -> Table:
     """Tabulate each threshold of the heads against its baselines under one link and window."""
-    table = Table(
-        title="against rules that forgive the same share of the mined mismatches",
-        title_justify="left",
-        box=None,
-        collapse_padding=True,
-    )
-    for heading in _RIVAL_HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = "against rules that forgive the same share of the mined mismatches"
+    table = empty_table(title, _RIVAL_HEADINGS)
     head_rows = {figure.setting: figure for figure in rows}
     for each in compared:
         if (each.setting.profile, each.setting.window) != (profile, window):

@@ -17,6 +17,14 @@ _HEADINGS = (
 _UNBOUNDED = 10_000  # columns; a terminal that is narrower than the table breaks its lines
 
 
+def empty_table(title: str, headings: Sequence[str]) -> Table:
+    """Make a table of a sweep without rows; all cells are right-justified and never broken."""
+    table = Table(title=title, title_justify="left", box=None, collapse_padding=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
 def print_protocols(
     console: Console,
     rows: Sequence[Figure],
@@ -30,14 +38,8 @@ def print_protocols(
     that a head forgave; under adaptive the deviation of a position and the share of key tokens.
     """
     heads = {figure.setting.head for figure in rows if figure.setting.head}
-    table = Table(
-        title=f"Protocols over {profile}, window {window}: bytes and seconds of an answer",
-        title_justify="left",
-        box=None,
-        collapse_padding=True,
-    )
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = f"Protocols over {profile}, window {window}: bytes and seconds of an answer"
+    table = empty_table(title, _HEADINGS)
     for at, figure in enumerate(rows):
         is_protocol = figure.setting.baseline is None
         if is_protocol and figure.setting.window == window and (at, profile) in spent:

@@ -11,6 +11,7 @@ import numpy as np
 
 from pilotfish.base.errors import MalformedError
 from pilotfish.speculation.masks import Masks, mask_bytes
+from pilotfish.wire.codecs.compressed import decompress
 from pilotfish.wire.messages import Buffer
 
 _LEVEL = 1  # the fastest
@@ -26,14 +27,12 @@ def decode_masks(frame: Buffer, rows: int, vocab: int) -> Masks:
 
     Raises `MalformedError` for another size, and for a row that allows no token.
     """
-    size = rows * mask_bytes(vocab)
-    stream = zlib.decompressobj()
     try:
-        data = stream.decompress(frame, size + 1)
-    except zlib.error as error:
-        raise MalformedError(f"A frame of masks cannot be decompressed: {error}.") from error
-    if len(data) != size or not stream.eof or stream.unused_data:
-        raise MalformedError(f"A frame of masks does not hold {rows} masks of {vocab} tokens.")
+        data = decompress(frame, rows * mask_bytes(vocab))
+    except MalformedError as error:
+        raise MalformedError(
+            f"A frame of masks does not hold {rows} masks of {vocab} tokens: {error}"
+        ) from error
     masks = Masks(np.frombuffer(data, np.uint8).reshape(rows, mask_bytes(vocab)), vocab)
     if not masks.unpack().any(axis=1).all():
         raise MalformedError("A mask allows no token.")

@@ -162,7 +162,7 @@ class _LargeMessages:
 
 
 def _newer(reading: Reading | None, other: Reading | None) -> Reading | None:
-    """Return the newer of two readings; None if there is none."""
+    """Return the younger reading; None if both are None."""
     known = [each for each in (other, reading) if each is not None]
     return min(known, key=lambda each: each.age_s, default=None)
 

@@ -110,7 +110,7 @@ def test_key_tokens_are_bold(models: Pair, link: Emulator, open_page: Callable[.
         spans = page.locator("article .token")
         weights: dict[bool, set[str]] = {True: set(), False: set()}
         for key, weight in spans.evaluate_all(
-            "found => found.map(e => [e.dataset.key !== undefined, getComputedStyle(e).fontWeight])"
+            "spans => spans.map(e => [e.dataset.key !== undefined, getComputedStyle(e).fontWeight])"
         ):
             weights[key].add(weight)
         assert weights == {True: {"600"}, False: {"400"}}  # bonus tokens are no drafts

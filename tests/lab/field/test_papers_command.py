@@ -16,7 +16,8 @@ from pilotfish.lab.drawing import PALETTE
 from pilotfish.lab.field.papers import PAPERS
 from tests.support.thinned import thinned
 
-MOST_PLOTS = 4  # of the closed forms
+MOST_WORKERS = 2  # maximum number of pictures of a measured figure: one for each worker
+MOST_PLOTS = 4  # maximum number of pictures that a paper draws from its closed forms
 
 
 def python(program: str) -> "subprocess.CompletedProcess[str]":
@@ -90,7 +91,9 @@ def test_plots_are_drawn_and_named(name: str, tmp_path: Path, capsys):
     assert json.loads(figures)["paper"] == PAPERS[name].title
     pictures = sorted(folder.iterdir())
     measured = [path for path in pictures if path.stem.endswith("_measured")]
-    assert len(measured) <= sum(figure.draw is not None for figure in PAPERS[name].measurable)
+    drawn = tuple(f"{name}_{each.key}" for each in PAPERS[name].measurable if each.draw is not None)
+    assert all(path.stem.startswith(drawn) for path in measured)
+    assert len(measured) <= MOST_WORKERS * len(drawn)
     assert 2 <= len(pictures) - len(measured) <= MOST_PLOTS
     for picture in pictures:
         assert str(picture) in reply

@@ -100,7 +100,7 @@ def file_name(paper: str, figure: str) -> str:
 
 
 def read_figure(path: Path) -> FigureFile | None:
-    """Read a figure's file; return None if there is none; raise `RunFileError` if it is damaged."""
+    """Read a figure's file. Returns None if missing; raises `RunFileError` if it is damaged."""
 
     def damage(problem: str) -> RunFileError:
         return RunFileError(f"The measured figure {path} cannot be read: {problem}.")

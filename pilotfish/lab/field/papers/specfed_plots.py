@@ -27,7 +27,7 @@ def _draw(figure: str, worker: int, rows: Sequence[Row], folder: Path) -> Path:
     from pilotfish.lab.drawing import MARKERS, PALETTE, plot
 
     what, bound, title, label = FIGURES[figure]
-    path = folder / f"specfed_{figure}_worker{worker}.png"
+    path = folder / f"specfed_{figure}_worker{worker}_measured.png"
     styles = {f"{what}{bound}": ":", f"{what}_5": "--", f"{what}_6": "-"}
     title = (
         f"{title}, measured\ntarget, and a worker of {rows[0]['worker']}; {rows[0]['n']} prompts"
