@@ -268,12 +268,13 @@ def sweep(
         if strict:
             walked = yield from walks(reader, [courses[at] for at in strict], whole=windows)
             outcomes |= zip(strict, walked, strict=True)
-        if relaxed:
-            protocols = [relaxed_protocol(plan, plan.settings[at]) for at in relaxed]
-            sampling = relaxed_sampling(plan, plan.settings[relaxed[0]].window, number)
-            outcomes |= zip(
-                relaxed, (yield from relaxed_walks(reader, protocols, sampling)), strict=True
-            )
+        # a later run may have added τ at another window
+        for window in dict.fromkeys(plan.settings[at].window for at in relaxed):
+            ours = [at for at in relaxed if plan.settings[at].window == window]
+            protocols = [relaxed_protocol(plan, plan.settings[at]) for at in ours]
+            sampling = relaxed_sampling(plan, window, number)
+            relaxed_answers = yield from relaxed_walks(reader, protocols, sampling)
+            outcomes |= zip(ours, relaxed_answers, strict=True)
         return _count_questions([outcomes[at] for at in missing], reader, task)
 
     return readers.run(

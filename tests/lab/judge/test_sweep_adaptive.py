@@ -67,3 +67,17 @@ def test_a_sweep_answers_with_adaptive_too(
     names = ["--questions", "x", "--draft", "x", "--target", "x"]
     assert main(["judge", "sweep", "--out", str(tmp_path / "t.jsonl"), *names]) != 0
     assert "needs --head" in capsys.readouterr().err
+
+
+def test_each_tau_is_answered_at_its_own_window(swept: Callable[..., int], tmp_path: Path) -> None:
+    """Also by a run that answers a question at the windows of two commands."""
+    setting, options = SweepSetting(4, tau=0.9), {"tau": "0.9", "lambdas": "1e6,1,0"}
+    assert swept(**options, windows="2", count="1") == 0
+    assert swept(**options, windows="4") == 0
+    assert swept(**options, windows="4", out=str(tmp_path / "fresh.jsonl")) == 0
+    both, fresh = (SweepFile(tmp_path / name) for name in ("s.jsonl", "fresh.jsonl"))
+    assert both.plan is not None
+    assert fresh.plan is not None
+    at, expected_at = both.plan.settings.index(setting), fresh.plan.settings.index(setting)
+    for question, counts in fresh.tallies.items():
+        assert both.tallies[question][at] == counts[expected_at]
