@@ -13,10 +13,11 @@ from pilotfish.base.errors import PairMismatchError, UnsupportedError
 from pilotfish.base.progress import ProgressDisplay
 from pilotfish.cli.default_models import drafter_folder, target_folder
 from pilotfish.cli.flags import add_flags, from_args
+from pilotfish.cli.head_verdict import with_worth
 from pilotfish.cli.judge.swept import draw, show
 from pilotfish.cli.options import Commands, json_option
 from pilotfish.edge_runtime.head import DecisionHead
-from pilotfish.edge_runtime.head_file import CurvePoint, HeadCard, Training, Value
+from pilotfish.edge_runtime.head_file import CurvePoint
 from pilotfish.lab.judge.baselines import Baseline, MinedMismatches
 from pilotfish.lab.judge.costs import ModelPace, measure_pace
 from pilotfish.lab.judge.episodes import episodes
@@ -26,7 +27,7 @@ from pilotfish.lab.judge.question_reader import count_tokens, model_card, select
 from pilotfish.lab.judge.rivals import rivalries
 from pilotfish.lab.judge.sweep_file import LinkProfile, SweepFile, SweepHeader
 from pilotfish.lab.judge.sweeping import SweepSettings, settings_of, sweep
-from pilotfish.lab.judge.tasks import make_task, read_task_questions
+from pilotfish.lab.judge.tasks import Question, Task, make_task, read_task_questions
 from pilotfish.lab.pairs import OpenPair
 from pilotfish.wire.protocols.adaptive import Adaptive, RelaxationOptions
 from pilotfish.wire.protocols.decision_head import CERTAIN_THRESHOLDS
@@ -105,33 +106,49 @@ def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
             f"All questions are too long for the models' context of {opened.context} tokens."
         )
     with sweep_file.writing(plan):
-        if sweep_file.pace is None and settings.draft_ms and settings.verify_ms:
-            sweep_file.set_pace(asdict(pace_of(sweep_file, settings.draft_ms, settings.verify_ms)))
-        elif sweep_file.pace is None:
-            sweep_file.set_pace(asdict(measure_pace(opened, plan.windows, settings)))
+        _measure_pace(settings, sweep_file, opened)
         assert sweep_file.plan is not None
-        plan = sweep_file.plan
-        if missing := [name for name in plan.heads if name not in heads]:
+        if missing := [name for name in sweep_file.plan.heads if name not in heads]:
             raise UnsupportedError(
                 f"{sweep_file.path} also has the head {missing[0]}: give it by --head, too."
             )
-        answered = {key: len(counts) for key, counts in sweep_file.tallies.items()}
-        settings_count = len(plan.settings)
-        remaining = sum(answered.get(each.key, 0) < settings_count for each in selected)
-        if not remaining:
-            return
-        context = max(count_tokens(each, opened.vocabularies, plan.most) for each in selected)
-        slots = min(settings.slots, remaining)
-        readers = Readers(*opened.paths, slots=slots, context=context, engine=settings)
-        whole = {question.key for question in selected[: settings.whole]}
-        with ProgressDisplay() as display:
-            report = display.counter("sweeping, questions", remaining)
-            outcomes = sweep(
-                readers, opened.vocabularies, task, selected, plan, heads, whole, answered
-            )
-            for number, (key, tallies) in enumerate(outcomes, 1):
-                sweep_file.add(key, tallies)
-                report(number)
+        _answer(settings, sweep_file, opened, task, selected, heads)
+
+
+def _measure_pace(settings: SweepSettings, sweep_file: SweepFile, opened: OpenPair) -> None:
+    """Store the models' pass times, as named or as measured now, unless the file has them."""
+    assert sweep_file.plan is not None
+    if sweep_file.pace is None and settings.draft_ms and settings.verify_ms:
+        sweep_file.set_pace(asdict(pace_of(sweep_file, settings.draft_ms, settings.verify_ms)))
+    elif sweep_file.pace is None:
+        sweep_file.set_pace(asdict(measure_pace(opened, sweep_file.plan.windows, settings)))
+
+
+def _answer(
+    settings: SweepSettings,
+    sweep_file: SweepFile,
+    opened: OpenPair,
+    task: Task,
+    selected: Sequence[Question],
+    heads: Mapping[str, DecisionHead],
+) -> None:
+    """Answer the questions under the settings that they lack; store each one's counts."""
+    plan = sweep_file.plan
+    assert plan is not None
+    answered = {key: len(counts) for key, counts in sweep_file.tallies.items()}
+    remaining = sum(answered.get(each.key, 0) < len(plan.settings) for each in selected)
+    if not remaining:
+        return
+    context = max(count_tokens(each, opened.vocabularies, plan.most) for each in selected)
+    slots = min(settings.slots, remaining)
+    readers = Readers(*opened.paths, slots=slots, context=context, engine=settings)
+    whole = {question.key for question in selected[: settings.whole]}
+    with ProgressDisplay() as display:
+        report = display.counter("sweeping, questions", remaining)
+        outcomes = sweep(readers, opened.vocabularies, task, selected, plan, heads, whole, answered)
+        for number, (key, tallies) in enumerate(outcomes, 1):
+            sweep_file.add(key, tallies)
+            report(number)
 
 
 def _plan(
@@ -234,52 +251,32 @@ def pace_of(
 
 
 def _update(names: Sequence[str], sweep_file: SweepFile) -> None:
-    """Add the results of the sweep to the heads' curves."""
-    assert sweep_file.plan is not None
-    rows = figures(sweep_file.plan, list(sweep_file.tallies.values()))
+    """Add the results of the sweep to the heads' curves, and their worth to their records."""
+    plan, tallies = sweep_file.plan, list(sweep_file.tallies.values())
+    assert plan is not None
+    rows, compared = figures(plan, tallies), rivalries(plan, tallies)
     for name in names:
         head = DecisionHead.load(name)
-        known = sweep_file.plan.heads.get(head.card.name)
+        known = plan.heads.get(head.card.name)
         if known is None or known["sha256"] != head.card.sha256:
             raise UnsupportedError(f"The head {name} is not the head that this sweep measured.")
-        points = curve(sweep_file.plan, rows, head.card.name, sweep_file.plan.windows[0])
-        curve_ = {point.threshold: point for point in head.card.curve}
-        for threshold, figure in points.items():
-            curve_[threshold] = CurvePoint(
-                threshold=threshold,
-                logit=None
-                if threshold in (0.0, 1.0)
-                else math.log(threshold) - math.log1p(-threshold),
-                forgiven=figure.forgiven,
-                accuracy=figure.accuracy,
-                accepted_length=figure.aal,
-            )
-        training = _with_comparison(head.card, sweep_file, points)
-        curve_points = [curve_[at] for at in sorted(curve_)]
+        points = curve(plan, rows, head.card.name, plan.windows[0])
+        whole = {point.threshold: point for point in head.card.curve}
+        whole |= {threshold: _curve_point(threshold, row) for threshold, row in points.items()}
+        training, recommended = head.card.training, points.get(head.card.threshold)
+        if recommended is not None:
+            training = with_worth(training, recommended, compared)
+        curve_points = [whole[at] for at in sorted(whole)]
         card = msgspec.structs.replace(head.card, curve=curve_points, training=training)
         DecisionHead(card, head.tensors).save(Path(name).parent)
 
 
-def _with_comparison(
-    card: HeadCard, sweep_file: SweepFile, points: Mapping[float, Figure]
-) -> Training:
-    """Return the head's record of training, with its comparison at the recommended threshold.
-
-    The comparison is that of the curve: the first window, over the link with the lowest quality.
-    """
-    assert sweep_file.plan is not None
-    if card.threshold not in points:
-        return card.training
-    figure = points[card.threshold]
-    entries: dict[str, Value] = {
-        "swept": figure.n,
-        "gained": figure.gained,
-        "gained_low": figure.gained_within[0],
-        "gained_high": figure.gained_within[1],
-        "rounds_saved": figure.rounds_saved,
-    }
-    for each in rivalries(sweep_file.plan, list(sweep_file.tallies.values())):
-        if each.setting == figure.setting:
-            low, high = each.gained_within
-            entries |= {each.rule: each.gained, f"{each.rule}_low": low, f"{each.rule}_high": high}
-    return msgspec.structs.replace(card.training, options={**card.training.options, **entries})
+def _curve_point(threshold: float, figure: Figure) -> CurvePoint:
+    certain = threshold in CERTAIN_THRESHOLDS
+    return CurvePoint(
+        threshold=threshold,
+        logit=None if certain else math.log(threshold) - math.log1p(-threshold),
+        forgiven=figure.forgiven,
+        accuracy=figure.accuracy,
+        accepted_length=figure.aal,
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pilotfish.cli import main
 from pilotfish.edge_runtime.head import DecisionHead
@@ -113,9 +114,17 @@ def test_a_sweep_goes_into_a_heads_curve(swept: Callable[..., int], tmp_path: Pa
         tiny_artifact(ends[0], tokens=OWN, eos="<x>", seed=5),
         tiny_artifact(ends[1], tokens=THEIRS, eos="<y>", seed=6),
     ]
-    path = random_head(*results).save(tmp_path)
+    head = random_head(*results)
+    stored = {"width": 8, "swept": 99, "coin": 0.5, "coin_low": 0.4, "coin_high": 0.6}
+    card = replace(head.card, threshold=0.5, training=replace(head.card.training, options=stored))
+    path = DecisionHead(card, head.tensors).save(tmp_path)
     assert swept(head=str(path), update_head="") == 0
-    points = DecisionHead.load(str(path)).card.curve
+    updated = DecisionHead.load(str(path)).card
+    # rules of an earlier sweep are not compared with the head of this one
+    record = updated.training.options
+    assert (record["width"], record["swept"]) == (8, 2)
+    assert not {"coin", "coin_low", "coin_high"} & record.keys()
+    points = updated.curve
     assert [point.threshold for point in points] == [0.0, 0.5, 1.0]
     assert [point.logit for point in points] == [None, 0.0, None]
     assert [points[0].forgiven, points[2].forgiven] == [0.0, 1.0]
