@@ -212,7 +212,7 @@ def _comparison(paper: str, figure: Figure, result: FigureFile | None) -> Sheet:
     if result is None:
         source = f"Not measured yet: run `pilotfish field paper {paper} {figure.key} --run`."
         return figure.comparison([], source)
-    return figure.comparison(result.rows, result.facts.sentences())
+    return figure.comparison(result.rows, result.sentences())
 
 
 def _as_json(
@@ -238,7 +238,8 @@ def _show(paper: Paper, sheets: Sequence[Sheet], *, whole: bool) -> None:
     screen = Console(highlight=False)
     screen.print(f"[bold]{paper.title}[/bold]\n")
     for sheet in (*([paper.constants_sheet()] if whole else []), *sheets):
-        screen.print(f"[bold]{sheet.title}[/bold]", sheet.table(screen.width), sep="\n", end="")
+        screen.print(f"[bold]{sheet.title}[/bold]")
+        sheet.print(screen)
         if sheet.note:
             screen.print(sheet.note, end="\n\n", markup=False)
     for remark in paper.remarks if whole else ():

@@ -116,12 +116,19 @@ def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
 
 
 def _measure_pace(settings: SweepSettings, sweep_file: SweepFile, opened: OpenPair) -> None:
-    """Store the models' pass times, as named or as measured now, unless the file has them."""
+    """Store the models' pass times, as named or as measured now.
+
+    Times that the file has are kept, unless a run has added a window that is wider than all timed
+    passes.
+    """
     assert sweep_file.plan is not None
-    if sweep_file.pace is None and settings.draft_ms and settings.verify_ms:
-        sweep_file.set_pace(asdict(pace_of(sweep_file, settings.draft_ms, settings.verify_ms)))
-    elif sweep_file.pace is None:
-        sweep_file.set_pace(asdict(measure_pace(opened, sweep_file.plan.windows, settings)))
+    known, windows = sweep_file.pace, sweep_file.plan.windows
+    timed = max(map(int, known["verify_s"]), default=0) if known else 0
+    if settings.draft_ms and settings.verify_ms:
+        if known is None:
+            sweep_file.set_pace(asdict(pace_of(sweep_file, settings.draft_ms, settings.verify_ms)))
+    elif timed <= max(windows):
+        sweep_file.set_pace(asdict(measure_pace(opened, windows, settings)))
 
 
 def _answer(

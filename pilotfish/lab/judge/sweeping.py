@@ -176,7 +176,8 @@ class SweepSettings(EngineSettings, frozen=True, kw_only=True):
         Annotated[
             dict[int, float],
             setting(
-                "duration of a target's pass over WIDTH tokens, in ms (default: measured on this "
+                "duration of a target's pass over WIDTH tokens, in ms; passes between two widths "
+                "are interpolated, a wider one counts as the widest (default: measured on this "
                 "machine)",
                 form=passes,
                 metavar="WIDTH:X,…",

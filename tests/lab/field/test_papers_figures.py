@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.cli import main
@@ -14,6 +16,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.lab.field.papers.figure import Bench, Figure
 from pilotfish.lab.field.papers.figure_file import read_figure
 from pilotfish.lab.field.papers.figure_run import measure_figure, measured_before
+from pilotfish.lab.field.papers.sheet import Sheet
 from pilotfish.lab.pairs import OpenPair
 
 
@@ -25,9 +28,10 @@ def bench(pair) -> Bench:
 class Squares:
     """A figure of squares; the measurement stops as a killed one does, after some rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = 99) -> None:
         self.measured: list[int] = []
         self.stop_at: int | None = None
+        self.most = most  # number of prompts that it uses
 
     def measure(self, bench, done):
         for number in range(4):
@@ -36,7 +40,11 @@ class Squares:
             if number == self.stop_at:
                 raise KeyboardInterrupt
             self.measured.append(number)
-            yield {"number": number, "square": number**2 / 3.0, "n": len(bench.prompts)}
+            yield {
+                "number": number,
+                "square": number**2 / 3.0,
+                "n": len(bench.prompts[: self.most]),
+            }
 
     @property
     def figure(self) -> Figure:
@@ -128,6 +136,24 @@ def test_measured_rows_stand_beside_the_printed_ones(bench, tmp_path):
         (0, 0.0, None), (1, 0.333333, None), (2, 1.33333, 1.5), (3, 3.0, None), (9, None, 27.0),
     ]  # fmt: skip
     assert sheet.note == "here"
+
+
+def test_the_source_of_a_figure_counts_the_prompts_of_its_rows(bench, tmp_path):
+    many = dataclasses.replace(bench, prompts=("abc", "bcd", "c", "a", "b"))
+    assert "; 5 prompts;" in measure_figure("t", Squares().figure, many, tmp_path, "x").sentences()
+    few = measure_figure("t", Squares(most=2).figure, many, tmp_path, "x")
+    assert "; 2 of 5 prompts;" in few.sentences()
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_a_narrow_terminal_breaks_no_short_name_and_cuts_no_number(width):
+    numbers = {f"x{at}": ("number" + "....." * (at == 7), 5) for at in range(8)}
+    row = {"name": "dssd"} | dict.fromkeys(numbers, 1234.5)
+    console = Console(width=width, file=io.StringIO())
+    Sheet("s", "S", {"name": ("", None), **numbers}, [row]).print(console)
+    text = console.file.getvalue()
+    assert "dssd" in text
+    assert text.count("1,234.50000") == 8
 
 
 def test_a_damaged_file_is_named(tmp_path):

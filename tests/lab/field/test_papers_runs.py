@@ -8,7 +8,12 @@ import math
 import numpy as np
 import pytest
 
-from pilotfish.base.errors import PairMismatchError, UnsupportedError
+from pilotfish.base.errors import (
+    EdgeLostError,
+    PairMismatchError,
+    PilotfishError,
+    UnsupportedError,
+)
 from pilotfish.lab.field.papers import (
     decentralized_nodes,
     decentralized_printed,
@@ -16,6 +21,7 @@ from pilotfish.lab.field.papers import (
     decentralized_tau,
     specfed_runs,
 )
+from pilotfish.lab.field.papers.emulated_pipeline import EmulatedPipeline, make_keys
 from pilotfish.lab.field.papers.figure import Bench
 from pilotfish.lab.pairs import OpenPair
 from pilotfish.speculation.theory import tokens_per_round
@@ -102,6 +108,9 @@ def test_figures_2_and_3_keep_to_their_bounds_and_resume(federation, monkeypatch
 def test_a_federation_needs_a_second_worker_of_the_same_vocabulary(bench, tmp_path):
     with pytest.raises(UnsupportedError, match="--worker"):
         list(specfed_runs.FIGURE2.measure(bench, set()))
+    alike = dataclasses.replace(bench, workers=lambda: [bench.pair.paths[0], bench.pair.paths[1]])
+    with pytest.raises(UnsupportedError, match="could not tell them apart"):
+        list(specfed_runs.FIGURE2.measure(alike, set()))
     other = tiny_artifact(tmp_path / "other", vocab=77).path
     wrong = dataclasses.replace(bench, workers=lambda: [other])
     with pytest.raises(UnsupportedError, match="another vocabulary"):
@@ -247,3 +256,15 @@ def test_rounds_over_nodes(bench, monkeypatch):
         assert row.keys() >= figure.columns.keys()
     assert all(row["tokens"] == 1.0 for row in rows if not row["window"])
     assert list(figure.measure(bench, {(2, w, r) for w in (0, 4, 8) for r in (0, 3)})) == []
+
+
+def test_a_node_that_does_not_start_leaves_no_other_running(bench, tmp_path):
+    make_keys(tmp_path)
+    pipeline = EmulatedPipeline(bench.pair.paths[1], 3, tmp_path)
+    (pipeline.cut / "stage-3" / "manifest.json").unlink()
+    with pytest.raises(PilotfishError, match="stage-3 is not an artifact"), pipeline:
+        pass
+    assert len(pipeline.nodes) == 2
+    for node in pipeline.nodes:
+        with pytest.raises(EdgeLostError, match="not running"):
+            _ = node.pid

@@ -153,3 +153,12 @@ def test_a_sweep_needs_its_options(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "needs --out" in capsys.readouterr().err
     assert main(["judge", "sweep", "--report", str(tmp_path / "none.jsonl")]) != 0
     assert "no answered question" in capsys.readouterr().err
+
+
+def test_a_wider_window_is_timed_when_a_later_run_adds_it(
+    swept: Callable[..., int], tmp_path: Path
+) -> None:
+    assert swept(windows="2", count="1") == 0
+    assert swept(windows="4", count="1") == 0
+    pace = json.loads((tmp_path / "s.json").read_text())["pace"]
+    assert {"1", "3", "5"} <= pace["verify_s"].keys()

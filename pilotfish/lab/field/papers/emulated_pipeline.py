@@ -84,9 +84,10 @@ class EmulatedPipeline:
         with ExitStack() as stack:
             stack.callback(self._stop_nodes)
             self._make_node_keys()
+            # listed before they start: if one fails, the others are stopped
+            self.nodes = [self.make_node(at) for at in range(self.stages - 1)]
             with ThreadPoolExecutor() as pool:
-                starts = [pool.submit(self.make_node(at).start) for at in range(self.stages - 1)]
-                self.nodes = [start.result() for start in starts]
+                list(pool.map(EdgeServer.start, self.nodes))
             self._links = [stack.enter_context(Emulator(node.endpoint)) for node in self.nodes]
             self._write_list()
             self._stack = stack.pop_all()

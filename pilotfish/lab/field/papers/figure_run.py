@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -160,9 +161,9 @@ def _rounded(row: Row, identity: Sequence[str]) -> dict[str, Value]:
 
 
 def _commit() -> str | None:
-    """Return the commit of the checkout that contains this file; None without a checkout."""
+    """Return the commit of the checkout that contains this file; None without checkout or git."""
     root = Path(__file__).parents[4]
-    if not (root / ".git").exists():
+    if not (root / ".git").exists() or shutil.which("git") is None:
         return None
     command = ["git", "-C", str(root), "rev-parse", "HEAD"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -20,6 +20,7 @@ Value: TypeAlias = str | int | float | bool | None
 Row: TypeAlias = Mapping[str, Value]
 """The values of a table's row, by the keys of the columns."""
 _MANY = 6  # rows, from which a column of equal values is named below the table
+_SHORT = 10  # characters of a text that a narrow terminal does not break
 _UNBOUNDED = 10_000
 
 
@@ -54,18 +55,29 @@ class Sheet:
 
         A column that has the same value in all of many rows is named below the table instead, and
         a text that the first column repeats is shown once. If the table is too wide, its 95 %
-        intervals are left out; the line below it says so.
+        intervals are left out, and the line below it says so; then headings have several lines.
+        Numbers and short texts are never broken, so the table may still be wider.
         """
+        measuring = Console(width=_UNBOUNDED)
         table = self._tabulated(with_intervals=True)
-        if Console(width=_UNBOUNDED).measure(table).maximum > width and self._has_intervals:
-            return self._tabulated(with_intervals=False)
+        if measuring.measure(table).maximum > width and self._has_intervals:
+            table = self._tabulated(with_intervals=False)
+        if measuring.measure(table).minimum > width:
+            table = self._tabulated(with_intervals=not self._has_intervals, in_lines=True)
         return table
+
+    def print(self, console: Console) -> None:
+        """Print the table and an empty line; a console that is too narrow breaks the lines."""
+        table = self.table(console.width)
+        least = Console(width=_UNBOUNDED).measure(table).minimum
+        Console(file=console.file, width=max(console.width, least)).print(table, "")
 
     @property
     def _has_intervals(self) -> bool:
         return any(_is_interval(key, self.columns) for key in self.columns)
 
-    def _tabulated(self, *, with_intervals: bool) -> Table:
+    def _tabulated(self, *, with_intervals: bool, in_lines: bool = False) -> Table:
+        """Make the table. in_lines: each word of a number's heading has a line of its own."""
         visible = list(filter(self.in_terminal, self.rows))
         constant = self._constant_columns(visible) if len(visible) >= _MANY else {}
         below = [f"{heading} {value}" for heading, value in constant.values()]
@@ -74,6 +86,8 @@ class Sheet:
         table = Table(
             box=box.SIMPLE_HEAD,
             collapse_padding=True,
+            pad_edge=False,
+            show_edge=False,
             caption="; ".join(below) or None,
             caption_justify="left",
         )
@@ -84,10 +98,19 @@ class Sheet:
             and not key.endswith("_high")
             and (with_intervals or not _is_interval(key, self.columns))
         }
-        for heading, decimals in columns.values():
+        for key, (heading, decimals) in columns.items():
             justify: Literal["left", "right"] = "left" if decimals is None else "right"
-            is_number = decimals is not None
-            table.add_column(heading, justify=justify, overflow="fold", no_wrap=is_number)
+            longest = max(len(self._cell(row, key)) for row in visible) if visible else 0
+            is_whole = decimals is not None or longest <= _SHORT
+            title = heading.replace(" ", "\n") if in_lines and decimals is not None else heading
+            least = max(map(len, title.split("\n"))) if is_whole else _SHORT
+            table.add_column(
+                title,
+                justify=justify,
+                overflow="fold",
+                no_wrap=is_whole,
+                min_width=max(least, longest) if is_whole else least,
+            )
         above = ""
         for row in visible:
             first, *others = (self._cell(row, key) for key in columns)

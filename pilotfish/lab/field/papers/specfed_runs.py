@@ -209,6 +209,11 @@ class Measurement:
             )
         vocab = bench.pair.target.vocab_size
         sizes = [k for k in SIZES if k < vocab]
+        if len({describe(worker)[0] for worker in workers}) < len(workers):
+            raise UnsupportedError(
+                "Two workers have the same precision and number of layers, so the table could not "
+                "tell them apart: measure them by two commands, with another --save each."
+            )
         for worker in workers:
             name, digest = describe(worker)
             missing = [case for case in product(TEMPERATURES, sizes) if (name, *case) not in done]
