@@ -19,9 +19,9 @@ class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
     draft: Annotated[
         Path,
         setting(
-            "folder of the drafter's artifact; default, or default-28 (without two layers): the "
-            "default model, exported on first use; text: draft without a model, by repeating what "
-            "followed the same words before, in this or an earlier conversation",
+            'folder of the drafter\'s artifact; "default", or "default-28" (without two layers): '
+            'the default model, exported on first use; "text": draft without a model, by repeating '
+            "what followed the same words before, in this or an earlier conversation",
             metavar="DIR|default|text",
         ),
     ]

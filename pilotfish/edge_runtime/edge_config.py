@@ -128,7 +128,7 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     target: Annotated[
         Path,
         setting(
-            "the target's artifact; default: the default model, which is exported on first use",
+            'the target\'s artifact; "default": the default model, which is exported on first use',
             metavar="DIR|default",
         ),
     ]
@@ -201,9 +201,9 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     heads: Annotated[
         tuple[str, ...] | None,
         setting(
-            "path of a decision head for wisv-full and wisv-selective; default: the shipped head, "
-            "for target default and drafter default-28; may be repeated; "
-            '"none": no head (default: none)',
+            'path of a decision head for wisv-full and wisv-selective; "default": the shipped '
+            'head, for target "default" and drafter "default-28"; may be repeated; "none": no head '
+            "(default: none)",
             flag="head",
             metavar="NAME",
             repeat=True,

@@ -115,10 +115,10 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
     low. An edge may set a lower limit. expansion: the candidates per node at each level of a tree,
     ⟨k₁…k_L⟩, instead of a window. max_tokens: None: as many as the context holds. temperature,
     top_k, top_p, min_p: the target's sampling. draft_…: the drafter's sampling, by default the
-    target's. If no top_k and top_p are set, ``tslt`` and ``tree`` draft with top_k 64. They send up
-    to V tokens of each distribution, 2¹⁸ in a window. A temperature of None is not stated
-    (`device_runtime.default_temperature`). logit_bias, penalties, grammar: applied to both ends'
-    logits (`LogitsOptions`). seed: 0 ≤ seed < 2⁶³; None: random. options: the protocols' own
+    target's. If no top_k and top_p are set, ``tslt``, ``tree`` and ``adaptive`` draft with top_k
+    64. They send up to V tokens of each distribution, 2¹⁸ in a window. A temperature of None is not
+    stated (`device_runtime.default_temperature`). logit_bias, penalties, grammar: applied to both
+    ends' logits (`LogitsOptions`). seed: 0 ≤ seed < 2⁶³; None: random. options: the protocols' own
     options, by name; options of other protocols have no effect. logprobs: return the
     log-probabilities of each token and of this number of likeliest tokens. prompt_logprobs: the
     same for the prompt's tokens, from unprocessed logits.
@@ -261,7 +261,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
             int,
             setting(
                 "truncate the drafter's distribution to K tokens: tslt's K (default: as the "
-                "target's; with protocols tslt and tree, 64 if neither distribution is truncated)",
+                "target's; with tslt, tree and adaptive 64 if neither distribution is truncated)",
                 ge=0,
                 le=_U31,
                 axis="drafter",

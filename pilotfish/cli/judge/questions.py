@@ -23,7 +23,7 @@ example:
 class QuestionsSettings(Struct, frozen=True, kw_only=True):
     """Options of ``pilotfish judge questions``."""
 
-    set: Annotated[str, setting("the set; the sets share no draws", choices=SETS)] = "train"
+    set: Annotated[str, setting("the set; each is drawn on its own", choices=SETS)] = "train"
     count: Annotated[int, setting("number of questions", ge=1)] = 600
     out: Annotated[Path, setting("output: JSON lines with question and answer", metavar="FILE")]
 

@@ -41,8 +41,8 @@ example:
       --questions dev.jsonl --links 500:5,20:50 --out sweep.jsonl
   pilotfish judge sweep --report sweep.jsonl
 
-To resume an interrupted run, give the same command again. With further heads, thresholds, links or
-τ, it adds what each question lacks.
+To resume an interrupted run, give the same command again. With further heads, thresholds, links,
+windows or τ, it adds what each question lacks.
 """
 
 

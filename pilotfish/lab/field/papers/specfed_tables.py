@@ -55,8 +55,8 @@ _REMARKS = (
     "With a 15-bit id for each 16-bit probability, truncation saves bits only below "
     f"K = {VOCABULARY * PROBABILITY_BITS // (PROBABILITY_BITS + 15):,}.",
     "The bonus position is averaged, too, so a worker uploads L + 1 distributions, not L.",
-    "Figures 2 and 3 can be measured (`--run`): the paper's models and data are not part of "
-    "Pilotfish, its figures have no numbers in our copy.",
+    "Figures 2 and 3 can be measured (`--run`), with other models than the paper's, which are "
+    "not part of Pilotfish. The paper's figures have no numbers in our copy.",
 )
 
 

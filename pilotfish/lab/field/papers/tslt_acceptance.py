@@ -142,7 +142,7 @@ FIGURE3 = Figure(
     identity=("kept",),
     printed=lambda: _PRINTED_MASS,
     measure=partial(_measured, measure=_mass, row=_mass_row),
-    draw=draw_mass,
+    draw=partial(draw_mass, _PRINTED_MASS),
     minutes=3.0,
     note="The paper's vocabulary has 32,000 tokens, so its K = 320 is a share of 0.01.",
 )

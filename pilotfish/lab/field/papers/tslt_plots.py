@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 _TICKS = (8, 32, 128, 320, 1024, 3200)
 
 
-def draw_mass(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Draw figure 3: the retained mass by K, with its interval."""
+def draw_mass(printed: Sequence[Row], rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Draw figure 3: the retained mass by K, with its interval; printed: the paper's rows."""
     from pilotfish.lab.drawing import PALETTE, plot
 
     path = folder / "tslt_figure3_measured.png"
     title = f"Mass of the drafter's top K tokens\nmeasured, {rows[0]['n']} prompts"
     with plot(path, title, "K, tokens kept", "mass, 1 − σ") as axes:
         _line(axes, rows, "mass", PALETTE[0], "mean, 95 % interval")
-        printed = ([320], [0.85])
-        axes.plot(*printed, "D", color=PALETTE[1], markersize=8, label="paper, its own pair")
+        points = [[number(row, key) for row in printed] for key in ("kept", "mass_printed")]
+        axes.plot(*points, "D", color=PALETTE[1], markersize=8, label="paper, its own pair")
         _scale(axes, rows)
         axes.set_ylim(0.5, 1.0)
         axes.legend(loc="lower right")
