@@ -28,10 +28,9 @@ def bench(pair) -> Bench:
 class Squares:
     """A figure of squares; the measurement stops as a killed one does, after some rows."""
 
-    def __init__(self, most: int = 99) -> None:
+    def __init__(self) -> None:
         self.measured: list[int] = []
         self.stop_at: int | None = None
-        self.most = most  # number of prompts that it uses
 
     def measure(self, bench, done):
         for number in range(4):
@@ -40,11 +39,7 @@ class Squares:
             if number == self.stop_at:
                 raise KeyboardInterrupt
             self.measured.append(number)
-            yield {
-                "number": number,
-                "square": number**2 / 3.0,
-                "n": len(bench.prompts[: self.most]),
-            }
+            yield {"number": number, "square": number**2 / 3.0, "n": len(bench.prompts)}
 
     @property
     def figure(self) -> Figure:
@@ -138,13 +133,6 @@ def test_measured_rows_stand_beside_the_printed_ones(bench, tmp_path):
     assert sheet.note == "here"
 
 
-def test_the_source_of_a_figure_counts_the_prompts_of_its_rows(bench, tmp_path):
-    many = dataclasses.replace(bench, prompts=("abc", "bcd", "c", "a", "b"))
-    assert "; 5 prompts;" in measure_figure("t", Squares().figure, many, tmp_path, "x").sentences()
-    few = measure_figure("t", Squares(most=2).figure, many, tmp_path, "x")
-    assert "; 2 of 5 prompts;" in few.sentences()
-
-
 @pytest.mark.parametrize("width", [80, 60])
 def test_a_narrow_terminal_breaks_no_short_name_and_cuts_no_number(width):
     numbers = {f"x{at}": ("number" + "....." * (at == 7), 5) for at in range(8)}
@@ -183,6 +171,14 @@ def test_a_figure_measured_by_the_command(pair, tmp_path, capsys):
     assert str(tmp_path) not in result.facts.command
     assert "--draft draft --target target --prompts prompts.txt --threads 1" in result.facts.command
     assert f"{masses[0]:.4f}" in text
+
+
+def test_the_source_of_a_figure_names_the_prompts_of_its_rows(capsys):
+    _, text, _ = run_here(capsys, "dssd", "table3")
+    assert "32 prompts" in text
+    assert "The rows are of the first 6 prompts." in " ".join(text.split())
+    _, text, _ = run_here(capsys, "tslt", "figure3")
+    assert "The rows are" not in text
 
 
 def test_a_figure_alone_as_json(capsys):

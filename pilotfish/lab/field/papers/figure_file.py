@@ -39,9 +39,6 @@ class MeasuredModel(msgspec.Struct, frozen=True, kw_only=True):
             origin=manifest.origin,
         )
 
-    def __str__(self) -> str:
-        return f"{self.name} {self.precision} ({self.digest[:8]})"
-
 
 class FigureFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of one measurement.
@@ -71,28 +68,24 @@ class FigureFacts(msgspec.Struct, frozen=True, kw_only=True):
     load_most: float = 0.0
     minutes: float = 0.0
 
+    def sentences(self) -> str:
+        """Say where, when and with what the rows were measured."""
+        commit = f", commit {self.commit[:8]}" if self.commit else ""
+        return (
+            f"Measured by `{self.command}` on {self.began[:10]} ({self.software}{commit}): drafter "
+            f"{self.drafter.name} {self.drafter.precision} ({self.drafter.digest[:8]}), target "
+            f"{self.target.name} {self.target.precision} ({self.target.digest[:8]}); "
+            f"{self.cpus} cores of {self.cpu or 'an unknown CPU'}; {self.prompts} prompts; "
+            f"{self.minutes:.1f} minutes, load {self.load:.1f} before, at most "
+            f"{self.load_most:.1f} meanwhile."
+        )
+
 
 class FigureFile(msgspec.Struct, frozen=True):
     """A measured figure."""
 
     facts: FigureFacts
     rows: list[dict[str, Value]]
-
-    def sentences(self) -> str:
-        """Say where, when and with what the rows were measured."""
-        facts = self.facts
-        commit = f", commit {facts.commit[:8]}" if facts.commit else ""
-        used = max((int(str(row["n"])) for row in self.rows), default=facts.prompts)
-        prompts = (
-            f"{used} prompts" if used == facts.prompts else f"{used} of {facts.prompts} prompts"
-        )
-        return (
-            f"Measured by `{facts.command}` on {facts.began[:10]} ({facts.software}{commit}): "
-            f"drafter {facts.drafter}, target {facts.target}; "
-            f"{facts.cpus} cores of {facts.cpu or 'an unknown CPU'}; {prompts}; "
-            f"{facts.minutes:.1f} minutes, load {facts.load:.1f} before, at most "
-            f"{facts.load_most:.1f} meanwhile."
-        )
 
     def write(self, path: Path) -> None:
         """Write the file, a row on each line."""
