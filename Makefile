@@ -9,7 +9,7 @@ SHELL := /bin/bash -o pipefail
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 SHORTLY := | sed -u -nE 's/^ +(Downloading|Using cached) (.*\.whl \(.*)/  \2/p; s/^Installing coll.*/  unpacking …/p'
 
-.PHONY: help venv demo test test-all test-reference lint format bench figures deb clean
+.PHONY: help venv demo test test-all test-reference lint format bench head figures deb clean
 help:
 	@echo "make demo            both ends on this machine, real weights (ARGS='--json out.json')"
 	@echo "make test            the tests, without torch (ARGS='-n 2 -k greedy -x tests/wire': -n"
@@ -19,7 +19,9 @@ help:
 	@echo "make lint            ruff, mypy --strict, import-linter, words"
 	@echo "make deb             the edge as a Debian package (ARGS='--python 3.12 --machine aarch64')"
 	@echo "make bench           every benchmark (ARGS='--quick'); figures go to bench-*.json"
-	@echo "make figures         measure the papers' figures for the package (PAPERS=tslt ARGS=figure4)"
+	@echo "make head            make the decision head of the package anew; installs torch"
+	@echo "make figures         the same, and measure the papers' figures for the package"
+	@echo "                     (PAPERS=tslt ARGS=figure4: these only, without the head)"
 
 venv: $(VENV)/.installed
 
@@ -44,6 +46,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.reference: $(VENV)/.installed
 	@echo "installing torch and transformers into $(VENV) …"
 	@$(INSTALL) -e '.[reference]' $(SHORTLY)
+	@touch $@
+
+$(VENV)/.judge: $(VENV)/.installed
+	@echo "installing torch into $(VENV) …"
+	@$(INSTALL) -e '.[judge]' $(SHORTLY)
 	@touch $@
 
 demo: $(VENV)/.demo
@@ -83,9 +90,32 @@ bench: venv
 		$(BIN)/python $$script --json bench-$$(basename $$script .py).json $(ARGS) || exit 1; \
 	done
 
+# Makes the head by the commands of docs/wisv.md. An interrupted run continues; `make clean` starts
+# anew.
+JUDGE := $(abspath $(BIN))/python -m pilotfish judge
+HEADS := pilotfish/edge_runtime/heads
+head: $(VENV)/.judge
+	@mkdir -p build/head && cd build/head && set -ex; \
+	$(JUDGE) questions --set train --count 300 --out train.jsonl; \
+	$(JUDGE) questions --set dev --count 60 --out dev.jsonl; \
+	$(JUDGE) questions --set test --count 500 --out test.jsonl; \
+	$(JUDGE) mine --draft default-28 --target default --questions train.jsonl --task facts --right-only \
+	    --max-tokens 64 --context 256 --slots 16 --out mined; \
+	$(JUDGE) mine --draft default-28 --target default --questions dev.jsonl --task facts \
+	    --max-tokens 64 --context 256 --slots 16 --out mined-dev; \
+	$(JUDGE) train mined --out heads/default; \
+	$(JUDGE) sweep --draft default-28 --target default --head heads/default --questions test.jsonl --task facts \
+	    --windows 8 --links 20:50 --thresholds 0.4295989117420986,0.49317009472733464 --max-tokens 64 --slots 16 \
+	    --mined mined-dev --out sweep.jsonl --update-head
+	@cp build/head/heads/default.json build/head/heads/default.safetensors $(HEADS)
+
 # Measures the figures with the default pair into the package. An interrupted run continues.
-PAPERS ?= tslt dssd specfed decentralized
+ifdef PAPERS
 figures: venv
+else
+PAPERS := tslt dssd specfed decentralized
+figures: head
+endif
 	@for paper in $(PAPERS); do \
 		$(BIN)/python -m pilotfish field paper $$paper $(ARGS) --run \
 			--save pilotfish/lab/field/papers/measured || exit 1; \

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,7 @@ from pilotfish.speculation.ensemble import (
 from pilotfish.speculation.masks import Masks
 from pilotfish.wire.codecs.topk import decode_topk, encode_topk
 from tests.conftest import CONTEXT, VOCAB
-from tests.support.federating import SESSIONS
+from tests.support.federating import SESSIONS, Cast, Opened, WorkerThread, opened, write_list
 
 
 @dataclass
@@ -99,3 +101,30 @@ class Averaged:
 
 def tokens_of(seed: int, count: int) -> NDArray[np.uint32]:
     return np.random.default_rng(seed).integers(0, VOCAB - 1, count).astype(np.uint32)
+
+
+@contextmanager
+def opened_and_expected(
+    cast: Cast, path: Path, names: str, weights: Sequence[float], settings: dict[str, Any]
+) -> Iterator[tuple[Opened, Averaged]]:
+    """Open a federation of workers in this process, and the average that it should return.
+
+    names: one letter for each worker, its model in the cast. settings: of the list of workers.
+    """
+    models = [getattr(cast, name) for name in names]
+    auto, values = settings["kept"] == "auto", settings.get("values", "fp16")
+    whole = not auto and settings["kept"] >= VOCAB and values == "fp32"
+    most = settings.get("kept_limit", VOCAB) if auto else settings["kept"]
+    expected = Averaged(
+        models,
+        weights,
+        None if whole else most,
+        values,
+        settings.get("reconstruction", "renormalise"),
+        settings["rho"] if auto else 0.0,
+    )
+    with ExitStack() as stack:
+        workers = [stack.enter_context(WorkerThread(model)) for model in models]
+        listed = [(name, each.endpoint) for name, each in zip(names, workers, strict=True)]
+        write_list(path, listed, weights, **settings)
+        yield stack.enter_context(opened(path, cast.a)), expected

@@ -55,3 +55,18 @@ def test_files_exist(document: Path) -> None:
     paths = PATH.findall(document.read_text("utf-8"))
     tops = (ROOT, ROOT / "pilotfish", *document.parents)
     assert not [path for path in paths if not any((top / path).exists() for top in tops)]
+
+
+def test_the_makefile_makes_the_head_by_the_documented_commands() -> None:
+    def commands(text: str) -> list[str]:
+        lines = re.sub(r"\\\n", " ", text.replace("$(JUDGE)", "pilotfish judge")).splitlines()
+        found = [" ".join(line.replace(";", " ").split()) for line in lines]
+        return [line.removesuffix("\\").strip() for line in found if line.startswith("pilotfish")]
+
+    document = (ROOT / "docs" / "wisv.md").read_text("utf-8")
+    blocks = [text.partition("```")[0] for text in document.split("```sh\n")]
+    block = next(text for text in blocks if "judge questions" in text)
+    recipe = (ROOT / "Makefile").read_text("utf-8").partition("\nhead: ")[2].partition("\n\n")[0]
+    recipe = recipe.replace("; \\\n", "\n").replace("set -ex", "")
+    assert commands(block) == commands(recipe)
+    assert len(commands(recipe)) == 7

@@ -25,7 +25,7 @@ from pilotfish.speculation.ensemble import TopRows, acceptance_bound, top_rows
 from pilotfish.wire.codecs.topk import decode_topk_each, encode_topk_each
 from pilotfish.wire.nodes import Scored
 from tests.conftest import VOCAB
-from tests.support.averaging import Averaged, tokens_of
+from tests.support.averaging import Averaged, opened_and_expected, tokens_of
 from tests.support.federating import (
     SESSIONS,
     Cast,
@@ -86,23 +86,7 @@ def test_the_output_is_the_average_bit_by_bit(
     cast: Cast, tmp_path: Path, names: str, weights: tuple[float, ...], settings: dict[str, Any]
 ) -> None:
     """With K = V in fp32 that is Σ w p of the models as they are."""
-    models = [getattr(cast, name) for name in names]
-    auto = settings["kept"] == "auto"
-    whole = not auto and settings["kept"] >= VOCAB and settings["values"] == "fp32"
-    most = settings.get("kept_limit", VOCAB) if auto else settings["kept"]
-    wanted = Averaged(
-        models,
-        weights,
-        None if whole else most,
-        settings.get("values", "fp16"),
-        settings.get("reconstruction", "renormalise"),
-        settings["rho"] if auto else 0.0,
-    )
-    with ExitStack() as stack:
-        workers = [stack.enter_context(WorkerThread(model)) for model in models]
-        listed = [(name, each.endpoint) for name, each in zip(names, workers, strict=True)]
-        path = write_list(tmp_path / "w.toml", listed, weights, **settings)
-        held = stack.enter_context(opened(path, cast.a))
+    with opened_and_expected(cast, tmp_path / "w.toml", names, weights, settings) as (held, wanted):
         legs = list(zip(journey(held.target), journey(wanted), strict=True))
         assert sum(len(got) for got, _ in legs) > 40
         for got, expected in legs:

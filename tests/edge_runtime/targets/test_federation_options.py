@@ -34,7 +34,7 @@ from pilotfish.speculation.masks import Masks
 from pilotfish.wire.codecs.topk import decode_topk, encode_topk
 from pilotfish.wire.protocols import SamplingParams
 from tests.conftest import VOCAB, Pair
-from tests.support.averaging import Averaged, tokens_of
+from tests.support.averaging import opened_and_expected, tokens_of
 from tests.support.enumeration import p_value
 from tests.support.federating import (
     Cast,
@@ -113,28 +113,14 @@ def test_the_output_is_the_average_of_processed_workers(
     cast: Cast, tmp_path: Path, names: str, weights: tuple[float, ...], settings: dict[str, Any]
 ) -> None:
     """In every bit; with K = V in fp32 that is Σ w p of the processed distributions."""
-    models = [getattr(cast, name) for name in names]
-    auto, whole = settings["kept"] == "auto", settings["kept"] == VOCAB
-    wanted = Averaged(
-        models,
-        weights,
-        None if whole else VOCAB if auto else settings["kept"],
-        settings.get("values", "fp16"),
-        settings.get("reconstruction", "renormalise"),
-        settings["rho"] if auto else 0.0,
-    )
-    with ExitStack() as stack:
-        workers = [stack.enter_context(WorkerThread(model)) for model in models]
-        listed = [(name, each.endpoint) for name, each in zip(names, workers, strict=True)]
-        path = write_list(tmp_path / "w.toml", listed, weights, **settings)
-        held = stack.enter_context(opened(path, cast.a))
+    with opened_and_expected(cast, tmp_path / "w.toml", names, weights, settings) as (held, wanted):
         assert held.target.takes_options
         legs = list(zip(journey(held.target), journey(wanted), strict=True))
         assert sum(len(got) for got, _ in legs) > 30
         for got, expected in legs:
             np.testing.assert_array_equal(got, expected)
         assert held.metrics.node_events.total() == 0
-        if auto:  # ρ is one of the masked distributions
+        if settings["kept"] == "auto":  # ρ is one of the masked distributions
             rows = held.metrics.ensemble_rows
             assert held.metrics.ensemble_omitted / rows <= 1.0 - settings["rho"] + 1e-6
 
