@@ -40,6 +40,7 @@ from pilotfish.speculation.latency import Link
 MOST = 64  # largest number of tokens of an answer
 _EVERY = 1 << 30  # more windows than an answer has
 _SLOTS = 16
+_LABEL = "answering questions"
 
 
 class SweepJudge:
@@ -58,42 +59,43 @@ class SweepJudge:
         self.prompts: Sequence[str] = tuple(question.message for question in self._questions)
 
     def answer(
-        self, bench: Bench, settings: Sequence[JudgedSetting], questions: int, *, costs: bool
+        self, bench: Bench, settings: Sequence[JudgedSetting], *, costs: bool
     ) -> list[JudgedAnswers]:
-        """Answer the first ``questions`` questions under each setting (`Judge.answer`)."""
+        """Answer all questions under each setting (`Judge.answer`)."""
         pair, engine = bench.pair, EngineSettings(threads=bench.threads)
         pair.require_hidden_states()
-        chosen = self._questions[:questions]
+        questions, task, heads = self._questions, Facts(), {self._head.card.name: self._head}
         plan = plan_sweep(
             pair,
-            {self._head.card.name: self._head},
-            Facts(),
+            heads,
+            task,
             [self._sweep_setting(setting) for setting in settings],
             most=MOST,
-            whole=questions if costs else 0,
+            whole=len(questions) if costs else 0,
         )
-        context = max(count_tokens(question, pair.vocabularies, MOST) for question in chosen)
+        context = max(count_tokens(question, pair.vocabularies, MOST) for question in questions)
         if context > pair.context:
             raise UnsupportedError(
                 f"The questions and their answers have up to {context} tokens, more than the "
                 f"models' context of {pair.context}."
             )
         readers = Readers(*pair.paths, slots=_SLOTS, context=context, engine=engine)
-        keys = [question.key for question in chosen]
-        counted: dict[str, list[QuestionCounts]] = {}
-        bench.report("answering questions", 0, questions)
-        for key, counts in sweep(
+        keys = [question.key for question in questions]
+        outcomes = sweep(
             readers,
             pair.vocabularies,
-            Facts(),
-            chosen,
+            task,
+            questions,
             plan,
-            {self._head.card.name: self._head},
+            heads,
             keys if costs else (),
             windows=_EVERY,
-        ):
+        )
+        counted: dict[str, list[QuestionCounts]] = {}
+        bench.report(_LABEL, 0, len(keys))
+        for key, counts in outcomes:
             counted[key] = counts
-            bench.report("answering questions", len(counted), questions)
+            bench.report(_LABEL, len(counted), len(keys))
         pace = self._pace(bench, plan) if costs else None
         return [
             _answers(plan, setting, [counted[key][at] for key in keys], pace)

@@ -17,7 +17,7 @@ from pilotfish.speculation.latency import Link
 if TYPE_CHECKING:
     from pilotfish.lab.field.papers.figure import Bench
 
-QUESTIONS = 48  # number of a judge's questions; a figure may use only the first ones
+QUESTIONS = 30  # number of a judge's questions: as many of each kind
 
 
 class JudgedSetting(NamedTuple):
@@ -70,14 +70,9 @@ class Judge(Protocol):
     prompts: Sequence[str]
 
     def answer(
-        self,
-        bench: "Bench",
-        settings: Sequence[JudgedSetting],
-        questions: int,
-        *,
-        costs: bool,
+        self, bench: "Bench", settings: Sequence[JudgedSetting], *, costs: bool
     ) -> Sequence[JudgedAnswers]:
-        """Answer the first ``questions`` questions under each setting.
+        """Answer all questions under each setting.
 
         costs: whether `JudgedAnswers.costs` will be called. Then each window is drafted to its end,
         which takes longer. Raises `PairMismatchError` if the head was made for another pair.

@@ -34,7 +34,6 @@ from pilotfish.speculation.latency import Link
 from pilotfish.wire.protocols import Greedy, WisvFull, WisvSelective
 from pilotfish.wire.protocols.dsd import Dsd
 
-QUESTIONS = 30
 ALL_WINDOWS = (4, *WINDOWS)  # the paper's, and one that fits the short runs of the default pair
 PROTOCOLS = dict(zip(METHODS, (Greedy.name, Dsd.name, WisvFull.name), strict=True))
 # figure 7: distance (m), rate (Mbit/s), RTT (ms); the RTTs are ours, one on each side of the rule
@@ -126,7 +125,7 @@ class Measurement:
                 for link in (*links, None)
                 for window in ALL_WINDOWS
             ]
-            answers = judge.answer(bench, settings, QUESTIONS, costs=True)
+            answers = judge.answer(bench, settings, costs=True)
             self._answers[key] = dict(zip(settings, answers, strict=True))
         return self._answers[key]
 
