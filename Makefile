@@ -83,7 +83,7 @@ bench: venv
 		$(BIN)/python $$script --json bench-$$(basename $$script .py).json $(ARGS) || exit 1; \
 	done
 
-# Measures the figures with the default pair (wisv with its own) into the package. An interrupted run continues.
+# Measures the figures with each paper's default pair into the package. An interrupted run continues.
 PAPERS ?= tslt dssd specfed decentralized wisv
 figures: venv
 	@for paper in $(PAPERS); do \

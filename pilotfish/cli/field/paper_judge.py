@@ -135,7 +135,9 @@ def _answers(
             for count in counts
         ]
         table = np.array([(cost.seconds, cost.up, cost.down) for cost in each])
-        return AnswerCosts(*table.T)
+        seconds, up, down = table.T
+        verify_s = pace.verify_pass_s(setting.window + 1)
+        return AnswerCosts(seconds, up, down, pace.draft_s, verify_s)
 
     return JudgedAnswers(
         right=column("right"),

@@ -129,6 +129,11 @@ def test_table_1_holds_together(plain_bench):
         if method == "reject":  # the same rounds, and the drafter's distributions on the uplink
             assert (row["aal"], row["rounds"]) == (greedy["aal"], greedy["rounds"])
             assert row["latency_s"] > greedy["latency_s"]
+        # a round takes at least the target's pass and the RTT, and at most L passes of the drafter
+        round_ms = 1e3 * row["latency_s"] / row["rounds"]
+        assert round_ms > 50.0
+        if method == "greedy":
+            assert round_ms < 60.0 + window * row["draft_ms"] + row["verify_ms"]
         if method != "wisv":
             assert (row["gained"], row["forgiven"]) == (0.0, 0.0)
     sheet = TABLE1.comparison(list(rows.values()), "here")

@@ -33,11 +33,17 @@ class JudgedSetting(NamedTuple):
 
 
 class AnswerCosts(NamedTuple):
-    """What each answer costs over a link, f64 [questions] each. up, down: bytes of the frames."""
+    """What each answer costs over a link, f64 [questions] each. up, down: bytes of the frames.
+
+    draft_s, verify_s: the measured seconds of a drafter's pass over a token, and of a target's pass
+    over a whole window.
+    """
 
     seconds: Floats
     up: Floats
     down: Floats
+    draft_s: float
+    verify_s: float
 
 
 @dataclass(frozen=True, eq=False)

@@ -95,7 +95,7 @@ class Comparison:
         return self.sums(self.greedy.costs(Greedy.name, link).seconds)
 
     def modelled(self, protocol: str, link: Link) -> dict[str, Value]:
-        """Return the cells of latency, throughput and bytes over a link."""
+        """Return the cells of latency, throughput and bytes over a link, and of pass times."""
         costs, seconds = self.answers.costs(protocol, link), self.seconds(protocol, link)
         rounds = float(self.answers.rounds.sum())
         return {
@@ -104,6 +104,8 @@ class Comparison:
             "throughput_tps": float(self.answers.tokens.sum() / seconds[0]),
             "up_bytes": float(costs.up.sum()) / rounds,
             "down_bytes": float(costs.down.sum()) / rounds,
+            "draft_ms": 1e3 * costs.draft_s,
+            "verify_ms": 1e3 * costs.verify_s,
         }
 
 
