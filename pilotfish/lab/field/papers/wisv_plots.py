@@ -21,6 +21,7 @@ def draw_accuracy(rows: Sequence[Row], folder: Path) -> list[Path]:
     with plot(path, title, "threshold (index)", "right answers (%)") as axes:
         for rate, chosen, style in _by_rate(rows):
             _line(axes, chosen, "threshold", "right", f"{rate:g} Mbit/s", **style)
+            _band(axes, chosen, "threshold", "right", style["color"])
         axes.axhline(number(rows[0], "right"), color="#888888", linestyle="--", label="greedy")
         axes.set_ylim(0, 100)
         axes.legend()
@@ -44,7 +45,7 @@ def draw_latency(rows: Sequence[Row], folder: Path) -> list[Path]:
             ):
                 style = {"color": colour, "marker": marker}
                 _line(axes, chosen, "window", f"{method}_s", method, **style)
-            axes.set_yscale("log")
+            axes.set_ylim(bottom=0)
             axes.legend()
         paths.append(path)
     return paths
@@ -99,9 +100,14 @@ def _by_rate(rows: Sequence[Row]) -> list[tuple[float, list[Row], dict[str, str]
 def _line(
     axes: "Axes", rows: Sequence[Row], across: str, name: str, label: str, **style: Any
 ) -> None:
-    """Draw a column against another one, and its interval as a band if the rows have one."""
+    """Draw a column against another one."""
     places = [number(row, across) for row in rows]
     axes.plot(places, [number(row, name) for row in rows], label=label or None, **style)
+
+
+def _band(axes: "Axes", rows: Sequence[Row], across: str, name: str, colour: str) -> None:
+    """Draw a column's interval, if the rows have one."""
     if all(row[f"{name}_low"] is not None for row in rows):
+        places = [number(row, across) for row in rows]
         low, high = ([number(row, f"{name}_{end}") for row in rows] for end in ("low", "high"))
-        axes.fill_between(places, low, high, color=style["color"], alpha=0.15, linewidth=0)
+        axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
