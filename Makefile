@@ -109,11 +109,11 @@ head: $(VENV)/.judge
 	    --mined mined-dev --out sweep.jsonl --update-head
 	@cp build/head/heads/default.json build/head/heads/default.safetensors $(HEADS)
 
-# Measures the figures with the default pair into the package. An interrupted run continues.
+# Measures the figures with each paper's default pair into the package. An interrupted run continues.
 ifdef PAPERS
 figures: venv
 else
-PAPERS := tslt dssd specfed decentralized
+PAPERS := tslt dssd specfed decentralized wisv
 figures: head
 endif
 	@for paper in $(PAPERS); do \

@@ -6,7 +6,8 @@ import fcntl
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -85,15 +86,34 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return Pair(*tiny_pair(tmp_path_factory.mktemp("pair"), **sizes))
 
 
-@pytest.fixture(scope="session")
-def default_artifacts() -> Pair:
-    """The default model as drafter and target: exported once, though several processes want it."""
-    from pilotfish.cli.export import default_pair
-
+@contextmanager
+def exporting() -> Iterator[None]:
+    """Lock the cache of artifacts: each is exported once, though several processes want it."""
     cache_directory().mkdir(parents=True, exist_ok=True)
     with (cache_directory() / "tests.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def default_artifacts() -> Pair:
+    """The default model as drafter and target."""
+    from pilotfish.cli.export import default_pair
+
+    with exporting():
         return Pair(*default_pair())
+
+
+@pytest.fixture(scope="session")
+def drafter_named() -> Callable[[str], Path]:
+    """A function from the name of a default drafter, as a `Paper` states it, to its artifact."""
+    from pilotfish.cli.default_models import default_drafter
+
+    def export(name: str) -> Path:
+        with exporting():
+            return default_drafter(name)
+
+    return export
 
 
 @pytest.fixture(scope="session")

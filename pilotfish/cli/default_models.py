@@ -19,14 +19,23 @@ SKIPPED_LAYERS = (20, 21)
 
 def target_folder(target: Path) -> Path:
     """Return the folder of a target that may be named `default`; export it if it is missing."""
-    return _export("fp32") if _names(target, DEFAULT) else target
+    return default_target() if _names(target, DEFAULT) else target
 
 
 def drafter_folder(drafter: Path) -> Path:
     """Return the folder of a drafter that may have a default's name; export it if missing."""
-    if _names(drafter, SHORT):
-        return _export("int4", SKIPPED_LAYERS)
-    return _export("int4") if _names(drafter, DEFAULT) else drafter
+    is_default = _names(drafter, DEFAULT) or _names(drafter, SHORT)
+    return default_drafter(str(drafter)) if is_default else drafter
+
+
+def default_target() -> Path:
+    """Return the folder of the target `default`; export it if it is missing."""
+    return _export("fp32")
+
+
+def default_drafter(name: str) -> Path:
+    """Return the folder of the drafter `default` or `default-28`; export it if it is missing."""
+    return _export("int4", {DEFAULT: (), SHORT: SKIPPED_LAYERS}[name])
 
 
 def _export(precision: Precision, skipped_layers: Sequence[int] = ()) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -10,7 +11,8 @@ import time
 
 import pytest
 
-from pilotfish.engines.pass_times import least_times, time_interleaved
+from pilotfish.engines.engine import open_engine
+from pilotfish.engines.pass_times import least_times, pass_times, time_interleaved
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 LINES = {  # seconds of a pass: a + b · tokens
@@ -80,6 +82,11 @@ def test_drafters_that_are_tried_in_turns_are_not_compared_by_a_pause(paused):
         return timed
 
     assert time_interleaved([timer(0.01), timer(0.012)]) == pytest.approx([0.01, 0.012])
+
+
+def test_passes_are_timed_by_the_clock_that_the_caller_names(pair):
+    engine = open_engine(pair.target, threads=1)
+    assert pass_times(engine, [1, 4], clock=itertools.count(0.0, 2.0).__next__) == {1: 2.0, 4: 2.0}
 
 
 STOPPED = """

@@ -11,7 +11,14 @@ from rich.console import Console
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.progress import ProgressDisplay
-from pilotfish.cli.export import default_artifact, default_pair
+from pilotfish.cli.default_models import (
+    default_drafter,
+    default_target,
+    drafter_folder,
+    target_folder,
+)
+from pilotfish.cli.export import default_artifact
+from pilotfish.cli.field.paper_judge import SweepJudge
 from pilotfish.cli.options import Commands, int_between, json_option, write_json
 from pilotfish.lab.field.papers import PAPERS
 from pilotfish.lab.field.papers.figure import Bench, Figure, default_prompts
@@ -32,7 +39,7 @@ example:
 FIGURE stands right after PAPER, before the options or after all of them.
 """
 _CUT_TO = 27  # layers of the second default worker, of 30
-_RUN_ONLY = ("draft", "target", "worker", "prompts", "seed", "threads", "save")
+_RUN_ONLY = ("draft", "target", "head", "worker", "prompts", "seed", "threads", "save")
 
 
 def add_to(actions: Commands) -> None:
@@ -68,9 +75,12 @@ def _add_measuring(paper: argparse.ArgumentParser) -> None:
         help="measure FIGURE (default: each one in turn that this version did not measure with "
         "this pair); after an interruption, the same command continues",
     )
-    note = "(default: the one of `pilotfish demo`, exported on first use)"
+    note = "(default: the one of `pilotfish demo`; wisv: of `pilotfish demo wisv`)"
     group.add_argument("--draft", type=Path, metavar="DIR", help=f"the drafter's artifact {note}")
     group.add_argument("--target", type=Path, metavar="DIR", help=f"the target's artifact {note}")
+    group.add_argument(
+        "--head", metavar="NAME", help="wisv: the decision head of the pair (default: the shipped)"
+    )
     group.add_argument(
         "--worker",
         type=Path,
@@ -85,7 +95,7 @@ def _add_measuring(paper: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="prompts, one per line, or JSON lines with 'prompt' or 'question' "
-        f"(default: {len(default_prompts())} built-in prompts)",
+        f"(default: {len(default_prompts())} built-in prompts; wisv has its own questions)",
     )
     group.add_argument(
         "--seed", type=int_between(0), metavar="N", help="seed of the first prompt (default: 0)"
@@ -105,7 +115,8 @@ def _run(args: argparse.Namespace) -> int:
     paper = PAPERS[args.paper]
     figures = _chosen(args, paper)
     if args.measures:
-        results = _measure(args, figures)
+        _expect_fitting_options(args, paper)
+        results = _measure(args, paper, figures)
     else:
         _expect_no_measuring(args)
         results = {figure.key: shipped_figure(args.paper, figure.key) for figure in figures}
@@ -149,15 +160,30 @@ def _expect_no_measuring(args: argparse.Namespace) -> None:
             raise UnsupportedError(f"--{name} can only be used with --run.")
 
 
-def _measure(args: argparse.Namespace, figures: Sequence[Figure]) -> dict[str, FigureFile | None]:
-    """Measure the figures on this machine; return them by key."""
+def _expect_fitting_options(args: argparse.Namespace, paper: Paper) -> None:
+    """Raise `UnsupportedError` if an option is for the measurements of other papers."""
     if args.worker is not None and args.paper != "specfed":
         raise UnsupportedError("--worker names a worker of a federation, as specfed measures it.")
-    prompts = default_prompts() if args.prompts is None else read_prompts(args.prompts)
-    draft, target = args.draft, args.target
-    if draft is None or target is None:
-        default_draft, default_target = default_pair()
-        draft, target = draft or default_draft, target or default_target
+    if args.head is not None and paper.head is None:
+        raise UnsupportedError("--head names a decision head, as wisv measures it.")
+    if args.prompts is not None and paper.head is not None:
+        raise UnsupportedError(
+            f"{args.paper} counts right answers to questions of the task facts, so it takes no "
+            f"--prompts: `pilotfish judge sweep` measures a head on your own questions."
+        )
+
+
+def _measure(
+    args: argparse.Namespace, paper: Paper, figures: Sequence[Figure]
+) -> dict[str, FigureFile | None]:
+    """Measure the figures on this machine; return them by key."""
+    draft = default_drafter(paper.drafter) if args.draft is None else drafter_folder(args.draft)
+    target = default_target() if args.target is None else target_folder(args.target)
+    seed = args.seed or 0
+    judge = None if paper.head is None else SweepJudge(args.head or paper.head, seed)
+    prompts = default_prompts() if judge is None else judge.prompts
+    if args.prompts is not None:
+        prompts = read_prompts(args.prompts)
     results: dict[str, FigureFile | None] = {}
     for figure in figures:
         with ProgressDisplay() as display:
@@ -165,10 +191,11 @@ def _measure(args: argparse.Namespace, figures: Sequence[Figure]) -> dict[str, F
             bench = Bench(
                 pair=OpenPair(draft, target),
                 prompts=prompts,
-                seed=args.seed or 0,
+                seed=seed,
                 threads=args.threads,
                 report=display.show,
                 workers=lambda: args.worker or _default_workers(),
+                judge=judge,
             )
             place = args.paper, figure, bench, args.save or Path(), _command(args, figure)
             before = measured_before(*place) if args.figure is None else None
@@ -199,6 +226,8 @@ def _command(args: argparse.Namespace, figure: Figure) -> str:
     for name in ("draft", "target", "prompts"):
         if (path := getattr(args, name)) is not None:
             words += [f"--{name}", path.name]
+    if args.head is not None:
+        words += ["--head", Path(args.head).name]
     for worker in args.worker or ():
         words += ["--worker", worker.name]
     for name in ("seed", "threads"):

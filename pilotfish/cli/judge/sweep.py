@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pilotfish.base.errors import PairMismatchError, UnsupportedError
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.progress import ProgressDisplay
 from pilotfish.cli.default_models import drafter_folder, target_folder
 from pilotfish.cli.flags import add_flags, from_args
@@ -23,9 +23,10 @@ from pilotfish.lab.judge.costs import ModelPace, measure_pace
 from pilotfish.lab.judge.episodes import episodes
 from pilotfish.lab.judge.figures import Figure, curve, figures
 from pilotfish.lab.judge.model_passes import Readers
-from pilotfish.lab.judge.question_reader import count_tokens, model_card, select_fitting
+from pilotfish.lab.judge.question_reader import count_tokens, select_fitting
 from pilotfish.lab.judge.rivals import rivalries
-from pilotfish.lab.judge.sweep_file import LinkProfile, SweepFile, SweepHeader
+from pilotfish.lab.judge.sweep_file import LinkProfile, SweepFile, SweepSetting
+from pilotfish.lab.judge.sweep_plan import plan_sweep
 from pilotfish.lab.judge.sweeping import SweepSettings, settings_of, sweep
 from pilotfish.lab.judge.tasks import Question, Task, make_task, read_task_questions
 from pilotfish.lab.pairs import OpenPair
@@ -99,7 +100,16 @@ def _sweep(settings: SweepSettings, sweep_file: SweepFile) -> None:
     if names:
         opened.require_hidden_states()
     heads = {head.card.name: head for head in map(DecisionHead.load, names)}
-    plan = _plan(settings, opened, heads, task.instruction)
+    plan = plan_sweep(
+        opened,
+        heads,
+        task,
+        _settings(settings, heads),
+        most=settings.max_tokens,
+        whole=settings.whole,
+        links=settings.links,
+        sampling=_sampling(settings) if settings.tau else None,
+    )
     selected = select_fitting(selected, opened.vocabularies, settings.max_tokens, opened.context)
     if not selected:
         raise UnsupportedError(
@@ -158,49 +168,17 @@ def _answer(
             report(number)
 
 
-def _plan(
-    settings: SweepSettings, opened: OpenPair, heads: dict[str, DecisionHead], instruction: str
-) -> SweepHeader:
-    """Return the header of the sweep; raise `PairMismatchError` for a head of another pair."""
-    drafter, target = opened.drafter, opened.target
-    for name, head in heads.items():
-        head.check_target(target)
-        if not head.supports(drafter.origin, drafter.dimensions.hidden):
-            raise PairMismatchError(
-                f"The decision head {name} was made for the drafter {head.card.drafter.model}, "
-                f"not for {drafter.model}."
-            )
+def _settings(settings: SweepSettings, heads: dict[str, DecisionHead]) -> list[SweepSetting]:
+    """List the settings of the sweep."""
     thresholds = {
         name: settings.thresholds or _curve_thresholds(head) for name, head in heads.items()
     }
-    ends = (
-        msgspec.to_builtins(model_card(model)) | {"vocabulary": model.vocab_size}
-        for model in (drafter, target)
-    )
-    return SweepHeader(
-        task=settings.task,
-        instruction=instruction,
-        most=settings.max_tokens,
-        whole=settings.whole,
-        drafter=next(ends),
-        target=next(ends),
-        heads={
-            name: {
-                "sha256": head.card.sha256,
-                "form": head.card.hidden,
-                "recommended": head.card.threshold,
-            }
-            for name, head in heads.items()
-        },
-        settings=settings_of(
-            sorted({*settings.windows}),
-            thresholds,
-            settings.links,
-            settings.tau,
-            _baselines(settings, heads),
-        ),
-        links=[*settings.links],
-        sampling=_sampling(settings) if settings.tau else None,
+    return settings_of(
+        sorted({*settings.windows}),
+        thresholds,
+        settings.links,
+        settings.tau,
+        _baselines(settings, heads),
     )
 
 

@@ -12,8 +12,9 @@ about a hundredth of a pass.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,19 +63,30 @@ class ModelPace:
         )
 
 
-def measure_pace(opened: OpenPair, windows: Iterable[int], engine: EngineSettings) -> ModelPace:
+def measure_pace(
+    opened: OpenPair,
+    windows: Iterable[int],
+    engine: EngineSettings,
+    clock: Callable[[], float] = time.perf_counter,
+) -> ModelPace:
     """Measure the pass times of both models on this machine, with an empty context.
 
-    windows: numbers of draft tokens for which `ModelPace.verify_pass_s` must be accurate.
+    windows: numbers of draft tokens for which `ModelPace.verify_pass_s` must be accurate. clock:
+    see `pass_times`.
     """
     widths = sorted({1, *(width for window in windows for width in (window // 2 + 1, window + 1))})
     draft, target = opened.paths
-    drafted = _pass_times(draft, [1], engine, drafts=True)[1]
-    return ModelPace(drafted, _pass_times(target, widths, engine))
+    drafted = _pass_times(draft, [1], engine, clock, drafts=True)[1]
+    return ModelPace(drafted, _pass_times(target, widths, engine, clock))
 
 
 def _pass_times(
-    path: Path, widths: Sequence[int], settings: EngineSettings, *, drafts: bool = False
+    path: Path,
+    widths: Sequence[int],
+    settings: EngineSettings,
+    clock: Callable[[], float],
+    *,
+    drafts: bool = False,
 ) -> dict[int, float]:
     engine = open_engine(
         path,
@@ -83,7 +95,7 @@ def _pass_times(
         provider=settings.provider,
         drafts=drafts,
     )
-    sweeps = [pass_times(engine, widths) for _ in range(_SWEEPS)]
+    sweeps = [pass_times(engine, widths, clock) for _ in range(_SWEEPS)]
     return {width: min(times[width] for times in sweeps) for width in widths}
 
 

@@ -191,7 +191,6 @@ def costs(
 
     `dsd` has the same rounds as `greedy`, because both accept the same tokens at temperature 0.
     """
-    sizes = PairSizes(plan.target["vocabulary"], plan.drafter["hidden"])
     missed = mismatch_share(
         counts for row in question_counts for counts in row if counts.relaxed is None
     )
@@ -203,23 +202,26 @@ def costs(
         for profile in [setting.profile] if setting.profile else plan.profiles:
             results[index, profile] = {
                 name: Cost(*(total / len(setting_counts) for total in whole))
-                for name, whole in _whole_costs(
-                    plan, setting, setting_counts, profile, pace, sizes, missed
+                for name, whole in total_costs(
+                    plan, setting, setting_counts, profile, pace, missed
                 ).items()
             }
     return results
 
 
-def _whole_costs(
+def total_costs(
     plan: SweepHeader,
     setting: SweepSetting,
     counts: Sequence[QuestionCounts],
     profile: LinkProfile,
     pace: ModelPace,
-    sizes: PairSizes,
     missed: float,
 ) -> dict[str, Cost]:
-    """Compute the total cost of a setting's answers, by protocol."""
+    """Compute the total cost of a setting's answers over a link, by protocol.
+
+    missed: share of mismatches among the drafted tokens after a rejection, as for `cost`.
+    """
+    sizes = PairSizes(plan.target["vocabulary"], plan.drafter["hidden"])
     if setting.tau is not None:
         return {RELAXED: relaxed_cost(counts, profile.link, pace)}
     form = plan.heads[setting.head]["form"] if setting.head else "int8"

@@ -51,9 +51,9 @@ class LinkProfile(NamedTuple):
 class SweepSetting(NamedTuple):
     """A setting of a sweep. With neither a head's name nor τ, it is `greedy`.
 
-    threshold, profile: of a head. tau: τ of `adaptive`. baseline: the rule that decides instead of
-    the head, and forgives as much as the head does with this threshold over this link
-    (`judge.baselines`).
+    threshold, profile: of a head; without a profile, the head does not know the link. tau: τ of
+    `adaptive`. baseline: the rule that decides instead of the head, and forgives as much as the
+    head does with this threshold over this link (`judge.baselines`).
     """
 
     window: int

@@ -33,6 +33,7 @@ from pilotfish.lab.judge.relaxed_walks import (
 from pilotfish.lab.judge.sweep_file import LinkProfile, QuestionCounts, SweepHeader, SweepSetting
 from pilotfish.lab.judge.tasks import TASKS, Question, Task
 from pilotfish.lab.judge.trajectories import Trajectory, WalkSettings, walks
+from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols.adaptive import Adaptive, Ratio, RelaxationOptions, Share
@@ -251,11 +252,13 @@ def sweep(
     heads: Mapping[str, DecisionHead],
     whole: Collection[str] = (),
     answered: Mapping[str, int] = MappingProxyType({}),
+    windows: int = _WHOLE,
 ) -> Iterator[tuple[str, list[QuestionCounts]]]:
     """Yield each question's key and its counts, as soon as it is finished.
 
     whole: keys of the questions with windows that are read to their ends. answered: how many of the
-    plan's first settings each question already has counts for; they are not walked again.
+    plan's first settings each question already has counts for; they are not walked again. windows:
+    the largest number of one question's windows that are read to their ends.
     """
     courses = _courses(plan.settings, heads)
 
@@ -264,10 +267,10 @@ def sweep(
         missing = range(answered.get(question.key, 0), len(plan.settings))
         strict = [at for at in missing if plan.settings[at].tau is None]
         relaxed = [at for at in missing if plan.settings[at].tau is not None]
-        windows = _WHOLE * (question.key in whole)
+        read = windows * (question.key in whole)
         outcomes: dict[int, Trajectory | RelaxedTrajectory] = {}
         if strict:
-            walked = yield from walks(reader, [courses[at] for at in strict], whole=windows)
+            walked = yield from walks(reader, [courses[at] for at in strict], whole=read)
             outcomes |= zip(strict, walked, strict=True)
         # a later run may have added τ at another window
         for window in dict.fromkeys(plan.settings[at].window for at in relaxed):
@@ -328,18 +331,20 @@ def _count_questions(
 def _courses(
     settings: Iterable[SweepSetting], heads: Mapping[str, DecisionHead]
 ) -> list[WalkSettings]:
-    scores: dict[tuple[str, LinkProfile], Score] = {}  # score functions, shared by all thresholds
+    scores: dict[
+        tuple[str, LinkProfile | None], Score
+    ] = {}  # score functions, shared by all thresholds
     courses = []
     for sweep_setting in settings:
         if sweep_setting.baseline is not None:
             courses.append(WalkSettings(sweep_setting.window, baseline=sweep_setting.baseline))
             continue
-        if sweep_setting.head is None or sweep_setting.profile is None:
+        if sweep_setting.head is None:
             courses.append(WalkSettings(sweep_setting.window))
             continue
-        judge = heads[sweep_setting.head].judge(
-            sweep_setting.profile.channel, sweep_setting.threshold
-        )
-        score = scores.setdefault((sweep_setting.head, sweep_setting.profile), judge.score)
+        profile = sweep_setting.profile
+        channel = Channel() if profile is None else profile.channel
+        judge = heads[sweep_setting.head].judge(channel, sweep_setting.threshold)
+        score = scores.setdefault((sweep_setting.head, profile), judge.score)
         courses.append(WalkSettings(sweep_setting.window, replace(judge, score=score)))
     return courses

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.engines.artifact import Artifact
 from pilotfish.lab.field import papers
 from pilotfish.lab.field.papers import PAPERS
@@ -22,13 +23,23 @@ PAGE = Path(__file__).parents[3] / "docs" / "figures.md"
 
 
 @pytest.mark.parametrize(("paper", "figure", "shipped"), SHIPPED)
-def test_shipped_figures_are_of_the_default_drafter(paper, figure, shipped, default_artifacts):
+def test_shipped_figures_are_of_the_papers_drafter(
+    paper, figure, shipped, default_artifacts, drafter_named
+):
     assert (shipped.facts.paper, shipped.facts.figure) == (paper, figure.key)
-    drafter, target = (Artifact.open(path).manifest for path in default_artifacts)
+    drafter = Artifact.open(drafter_named(PAPERS[paper].drafter)).manifest
+    target = Artifact.open(default_artifacts.target).manifest
     assert shipped.facts.drafter.digest == drafter.digest, "another drafter: make figures"
     # the target's digest depends on the version of the runtime that the artifact is for
     assert shipped.facts.target.origin == target.origin
     assert shipped.facts.target.precision == target.precision
+
+
+@pytest.mark.parametrize(("paper", "figure", "shipped"), SHIPPED)
+def test_shipped_figures_are_of_the_papers_head(paper, figure, shipped):
+    name = PAPERS[paper].head
+    digest = None if name is None else DecisionHead.load(name).card.sha256
+    assert shipped.facts.head == digest, f"another head: make figures PAPERS={paper}"
 
 
 @pytest.mark.parametrize(("paper", "figure", "shipped"), SHIPPED)

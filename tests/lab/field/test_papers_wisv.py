@@ -7,13 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotfish.lab.field.papers import wisv
+from pilotfish.lab.field.papers.wisv_printed import CELLS, TABLE1_RTT_MS, WINDOWS
 from pilotfish.lab.field.papers.wisv_tables import (
-    CELLS,
     DRAFTER,
     SIZES,
-    TABLE1_RTT_MS,
     TARGET,
-    WINDOWS,
     acceptance,
     break_even_rtt_ms,
     figure4,

@@ -26,6 +26,7 @@ from pilotfish.lab.judge.sweep_file import (
 from pilotfish.lab.judge.sweeping import settings_of, sweep
 from pilotfish.lab.judge.tasks import Exact
 from pilotfish.lab.judge.trajectories import CourseRound, Trajectory, WalkSettings
+from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.latency import Link
 from pilotfish.wire.codecs.hidden import encode_hidden
 from pilotfish.wire.protocols.decision_head import JudgedDraft
@@ -101,6 +102,35 @@ def test_sweeping_counts_what_is_walked(models: JudgedPair) -> None:
         assert tallies[question.key] == [
             QuestionCounts.from_trajectory(walk, False) for walk in some
         ]
+
+
+def test_a_head_without_a_link_does_not_know_it(models: JudgedPair) -> None:
+    values = (0.3, 0.4, 0.5, 0.6, 0.7)
+    wanted = [SweepSetting(5, "head", value) for value in values]
+    wanted += [SweepSetting(5, "head", value, SLOW) for value in values]
+    info = plan(*wanted, most=MOST)
+    tallies = dict(
+        sweep(models.readers, models.pair, Exact(), QUESTIONS, info, {"head": models.head})
+    )
+    unknown = [WalkSettings(5, models.head.judge(Channel(), value)) for value in values]
+    for question, walked in zip(QUESTIONS, models.walks(unknown), strict=True):
+        expected = [QuestionCounts.from_trajectory(walk, False) for walk in walked]
+        assert tallies[question.key][: len(values)] == expected
+    assert any(row[: len(values)] != row[len(values) :] for row in tallies.values())
+
+
+def test_all_windows_can_be_read_to_their_ends(models: JudgedPair) -> None:
+    info = plan(SweepSetting(9), SweepSetting(9, "head", 0.5, SLOW), most=MOST)
+    keys = [question.key for question in QUESTIONS]
+    counted: dict[int, list[QuestionCounts]] = {}
+    for windows in (1, 1000):
+        rows = sweep(
+            models.readers, models.pair, Exact(), QUESTIONS, info, {"head": models.head},
+            keys, windows=windows,
+        )  # fmt: skip
+        counted[windows] = [counts for _, row in rows for counts in row]
+    assert all(each.checked_after_rejection == each.after_rejection for each in counted[1000])
+    assert any(each.checked_after_rejection < each.after_rejection for each in counted[1])
 
 
 # What it costs

@@ -11,7 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TypeAlias
 
-from pilotfish.base.errors import PairMismatchError
+from pilotfish.base.errors import PairMismatchError, UnsupportedError
+from pilotfish.lab.field.papers.judged import Judge
 from pilotfish.lab.field.papers.sheet import Row, Sheet, Value
 from pilotfish.lab.pairs import OpenPair
 
@@ -39,7 +40,8 @@ class Bench:
     with the seed plus p. threads: CPU threads of a pass; None: one per core. report: function that
     shows progress, called with the label of a stage, the number of finished steps, and the number
     of all steps (None if it is unknown). workers: function that returns the artifacts of further
-    workers of a federation; each is an experiment of its own beside the target.
+    workers of a federation; each is an experiment of its own beside the target. judge: a decision
+    head and its questions, whose texts are then the prompts.
     """
 
     pair: OpenPair
@@ -48,6 +50,13 @@ class Bench:
     threads: int | None = None
     report: Report = _report_nothing
     workers: Callable[[], Sequence[Path]] = tuple
+    judge: Judge | None = None
+
+    def expect_judge(self) -> Judge:
+        """Return the judge; raise `UnsupportedError` if the bench has none."""
+        if self.judge is None:
+            raise UnsupportedError("This figure needs a decision head: name it by --head.")
+        return self.judge
 
     def expect_common_vocabulary(self) -> None:
         """Raise `PairMismatchError` unless drafter and target have the same tokens.

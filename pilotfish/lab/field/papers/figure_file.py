@@ -47,7 +47,8 @@ class FigureFacts(msgspec.Struct, frozen=True, kw_only=True):
     prompts: number of prompts; prompts_digest: the first 16 hex digits of their hash. threads: CPU
     threads of a pass; None: one per core. load: the machine's load average of the last minute
     before the measurement; load_most: the largest one during it. minutes: duration, without the
-    time between an interruption and the next start.
+    time between an interruption and the next start. head: SHA-256 of the weights of the decision
+    head; None without a head.
     """
 
     paper: str
@@ -67,14 +68,16 @@ class FigureFacts(msgspec.Struct, frozen=True, kw_only=True):
     load: float
     load_most: float = 0.0
     minutes: float = 0.0
+    head: str | None = None
 
     def sentences(self) -> str:
         """Say where, when and with what the rows were measured."""
         commit = f", commit {self.commit[:8]}" if self.commit else ""
+        head = f", decision head {self.head[:8]}" if self.head else ""
         return (
             f"Measured by `{self.command}` on {self.began[:10]} ({self.software}{commit}): drafter "
             f"{self.drafter.name} {self.drafter.precision} ({self.drafter.digest[:8]}), target "
-            f"{self.target.name} {self.target.precision} ({self.target.digest[:8]}); "
+            f"{self.target.name} {self.target.precision} ({self.target.digest[:8]}){head}; "
             f"{self.cpus} cores of {self.cpu or 'an unknown CPU'}; {self.prompts} prompts; "
             f"{self.minutes:.1f} minutes, load {self.load:.1f} before, at most "
             f"{self.load_most:.1f} meanwhile."

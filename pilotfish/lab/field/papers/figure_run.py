@@ -105,6 +105,7 @@ def _facts(paper: str, figure: Figure, bench: Bench, command: str) -> FigureFact
         seed=bench.seed,
         began=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         load=round(os.getloadavg()[0], 2),
+        head=bench.judge.digest if bench.judge is not None else None,
     )
 
 

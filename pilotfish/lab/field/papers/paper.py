@@ -13,7 +13,9 @@ class Paper:
     """A paper's command: constants, tables, remarks (for example on misprints) and plots.
 
     sheets: function that computes the tables of the closed forms. measurable: the figures and
-    tables that this machine can measure.
+    tables that this machine can measure. drafter: name of the drafter with which the package's
+    measurements are made, `default` or `default-28`; their target is always `default`. head: name
+    of their decision head, if they need one.
     """
 
     title: str
@@ -22,6 +24,8 @@ class Paper:
     remarks: Sequence[str]
     draw: Callable[[Path], Sequence[Path]]
     measurable: Sequence[Figure] = ()
+    drafter: str = "default"
+    head: str | None = None
 
     def constants_sheet(self) -> Sheet:
         """Make a table of the constants."""
