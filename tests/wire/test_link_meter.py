@@ -177,13 +177,17 @@ def test_after_one_rtt_only_a_transfer_that_exceeds_it_is_a_rate() -> None:
         assert (road.meter.state().up is not None) == known
 
 
-def test_after_trains_only_large_messages_that_agree_are_a_rate() -> None:
+@pytest.mark.parametrize("tried", [True, False])
+def test_where_there_are_trains_only_large_messages_that_agree_are_a_rate(tried: bool) -> None:
     """Jitter of some milliseconds hides 12 kB at 172 Mbit/s, and not 12 kB at 4 Mbit/s."""
     for up_bps, known in ((172e6, False), (4e6, True)):
         for seed in range(10):
             road, random = Road(LinkMeter(), 0.02, up_bps, 10e6), Random(seed)
             road.exchange()
-            road.meter.record_trains(None, None)
+            if tried:
+                road.meter.record_trains(None, None)
+            else:
+                road.meter.expect_trains()
             for count in range(1, 20):
                 road.rtt_s = 0.02 + 0.005 * random.random()
                 road.exchange(up=12_000)

@@ -61,6 +61,7 @@ class HandshakeLine(Line):
     def on_welcome(self, welcome: Welcome | None) -> None:
         """Set the edge's welcome."""
         self.welcomed = welcome
+        self.estimator.on_welcome(trains=welcome is not None and welcome.trains)
         suits = self._required in (None, self.vocabulary)
         self.welcome = welcome if suits else None
 

@@ -46,10 +46,18 @@ class LinkEstimator:
         self._connection = 0  # number of the connection that the meter measures
         self._sent_bytes = 0  # bytes sent since the last measured reply
         self.echoes = True  # whether the edge returns the bytes of a ping
+        self._has_trains = False  # whether the edge answers trains
         # connection and time (monotonic, s) of the last measurement of the rates
         self._rates_tried = 0, 0.0
         self._lock = threading.Lock()
         self.probing = Probing()
+
+    def on_welcome(self, *, trains: bool) -> None:
+        """Note whether the edge answers trains; if so, only they and agreeing messages count."""
+        with self._lock:
+            self._has_trains = trains
+            if trains:
+                self._meter.expect_trains()
 
     def on_sent(self, size: int) -> None:
         """Count sent bytes: until a reply is measured, they delay the next request."""
@@ -87,6 +95,8 @@ class LinkEstimator:
         """Measure anew on a new connection: path and clock may be others."""
         if self._connection != connection:
             self._meter, self._connection = LinkMeter(), connection
+            if self._has_trains:
+                self._meter.expect_trains()
 
     def timings(self, answer: TimedReply, times: Times, ready_ns: int) -> Timings:
         """Return the stages of an exchange; its encoding began at ``ready_ns``.

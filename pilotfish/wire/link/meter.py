@@ -214,7 +214,7 @@ class LinkMeter:
         self._rtt = _Samples(_is_slower)
         self._up, self._down = _Samples(_is_lower_rate), _Samples(_is_lower_rate)
         self._large = _LargeMessages(), _LargeMessages()  # up and down
-        self._has_probed = False  # trains were tried
+        self._has_trains = False  # so one large message, which tells less, is no sample
         self._loss, self._loss_down = _RecentLoss(), _RecentLoss()
         self._told_down: tuple[int, Reading | None] = 0, None  # time and value of the loss down
 
@@ -249,12 +249,13 @@ class LinkMeter:
             self._learn_rates(received_ns, (up_bytes, down_bytes), transit)
         return transit
 
-    def record_trains(self, up_bps: float | None, down_bps: float | None) -> None:
-        """Add the rates that trains measured; None: the trains could not tell.
+    def expect_trains(self) -> None:
+        """From now on take no single large message for a sample: the edge answers trains."""
+        self._has_trains = True
 
-        From now on a single large message, which tells less than trains, is no sample any more.
-        """
-        self._has_probed = True
+    def record_trains(self, up_bps: float | None, down_bps: float | None) -> None:
+        """Add the rates that trains measured; None: the trains could not tell."""
+        self.expect_trains()
         self.record_rates(up_bps, down_bps)
 
     def record_rates(self, up_bps: float | None, down_bps: float | None) -> None:
@@ -296,7 +297,7 @@ class LinkMeter:
                 continue
             large.add(now_ns, size, took_s - way_s)
             # otherwise the rate may be wrong by more than a factor of 1.5
-            if not self._has_probed and took_s - way_s >= 3 * error_s:
+            if not self._has_trains and took_s - way_s >= 3 * error_s:
                 samples.add(now_ns, 8 * size / (took_s - way_s))
 
     def _jitter_s(self) -> float:
