@@ -99,7 +99,7 @@ def test_a_stale_one_costs_one_ping_and_one_rtt(
 def test_the_first_large_window_is_no_rate_at_an_edge_with_trains(
     pair: Pair, edge: EdgeServer
 ) -> None:
-    """It takes 0.1 s of the link, which would do at an edge without trains, but jitter is unknown."""
+    """It takes 0.1 s of the link, which is enough only at an edge without trains."""
     rounds: list[Round] = []
     slow = Conditions(rtt_s=0.01, up_bps=1e6)
     with (
