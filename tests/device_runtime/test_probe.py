@@ -25,6 +25,7 @@ from pilotfish.device_runtime.record import Probing, Round
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
 from pilotfish.wire.link.meter import LARGE_BYTES
+from pilotfish.wire.link.tcp import is_paced
 from pilotfish.wire.link.train import MAX_PROBE_BYTES
 from tests.conftest import Pair
 from tests.support.hostile import RawClient
@@ -114,6 +115,11 @@ def test_the_first_large_window_is_no_rate_at_an_edge_with_trains(
         assert rounds[0].uplink_bytes >= LARGE_BYTES
         assert state is not None
         assert state.up is None
+
+
+def test_an_edge_tells_whether_its_tcp_sends_at_a_pace(far: Device) -> None:
+    assert far.welcome is not None
+    assert far.welcome.paced == is_paced()  # the edge is on this machine
 
 
 def test_a_fixed_protocol_is_never_held_up_by_a_ping(

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import socket
 import time
+from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.wire.link import tcp
 from pilotfish.wire.link.meter import FRESH_S, LARGE_BYTES, SMALL_BYTES, LinkMeter, Transit
 from pilotfish.wire.link.state import signal_dbm
-from pilotfish.wire.link.tcp import read_segments
+from pilotfish.wire.link.tcp import Segments, is_paced, read_segments
 
 MS = 1_000_000
 
@@ -198,6 +200,21 @@ def test_where_there_are_trains_only_large_messages_that_agree_are_a_rate(tried:
             assert (reading is not None) == known
 
 
+@pytest.mark.parametrize(
+    ("paced", "rtt_s", "known"), [(True, 0.04, False), (True, 0.01, True), (False, 0.04, True)]
+)
+def test_a_rate_that_may_be_the_pace_of_tcp_is_unknown(
+    paced: bool, rtt_s: float, known: bool
+) -> None:
+    """BBR begins with some 40 kB in an RTT: at 40 ms that is 8 Mbit/s, whatever the link takes."""
+    meter = LinkMeter()
+    meter.paced = paced, False
+    meter.record_trains(7e6, 7e6)
+    state = meter.state(Segments(10, 0, rtt_s))
+    assert (state.up is not None) == known
+    assert state.down is not None
+
+
 def test_large_messages_show_that_a_link_has_become_slower() -> None:
     """The rate that trains measured counts until then, and no stalled message outvotes it."""
     road = Road(LinkMeter(lambda: road.now_ns), 0.02, 10e6, 10e6)
@@ -269,10 +286,22 @@ def test_a_connection_knows_its_segments() -> None:
             assert segments is not None
             assert segments.sent >= 1
             assert segments.retransmitted == 0
+            assert 0 < segments.least_rtt_s < 1
             near.sendall(b"the borrowed descriptor is still open")
             assert read_segments(near.fileno(), port + 1) is None  # another peer: not ours any more
             assert read_segments(server.fileno(), port) is None
     assert read_segments(10_000, port) is None
+
+
+@pytest.mark.parametrize(("name", "paced"), [("bbr", True), ("bbr2", True), ("cubic", False)])
+def test_bbr_sends_at_a_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, paced: bool
+) -> None:
+    (tmp_path / "control").write_text(f"{name}\n")
+    monkeypatch.setattr(tcp, "_CONTROL", tmp_path / "control")
+    assert is_paced() == paced
+    monkeypatch.setattr(tcp, "_CONTROL", tmp_path / "missing")
+    assert not is_paced()
 
 
 WIRELESS = """\
