@@ -27,12 +27,12 @@ _LEAST_MESSAGES: Final = 6
 _LEAST_ON_LINE: Final = 4  # fewer arrivals may be on a line by chance
 _LEAST_OF_PART: Final = 5  # nor is a shorter part between two pauses evidence enough
 _SKIPPED: Final = 0.2  # share of a train's bytes that do not count
-_PAUSE: Final = 0.7  # a shorter gap, as a share of the RTT, is no pause of TCP
+_PAUSE: Final = 0.4  # a shorter gap, as a share of the RTT, is no pause of TCP
 _PAUSE_GAPS: Final = 4  # nor is one that is not longer than the median gap by this factor
 _HEAP_S: Final = 1e-3  # after a pause, messages that come so soon had arrived before its end
 _CLOCK_S: Final = 150e-6  # error of an arrival's time (s): a process reads messages one by one
 _NEAR: Final = 0.15  # largest distance of an arrival on the line, as a share of the line's time
-_PRECISE, _USABLE = 0.1, 0.42  # largest errors: to send no second train, and to give a rate
+_PRECISE, _USABLE = 0.1, 0.38  # largest errors: to send no second train, and to give a rate
 _CONTRADICTED: Final = 2.5  # factor between two trains' rates, of which then none counts
 
 
