@@ -82,10 +82,10 @@ deb: venv
 	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} \
 		$(BIN)/python -m pilotfish.deploy.deb $(ARGS)
 
-# Without channels, which needs a decision head and questions, paths, which needs root, and when,
-# which draws a picture.
+# Without channels, which needs a decision head and questions, paths and rates, which need root, and
+# when, which draws a picture.
 bench: venv
-	@for script in $(filter-out %/channels.py %/when.py %/paths.py,$(sort $(wildcard benchmarks/[a-z]*.py))); do \
+	@for script in $(filter-out %/channels.py %/when.py %/paths.py %/rates.py,$(sort $(wildcard benchmarks/[a-z]*.py))); do \
 		echo "== $$script"; \
 		$(BIN)/python $$script --json bench-$$(basename $$script .py).json $(ARGS) || exit 1; \
 	done

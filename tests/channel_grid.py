@@ -183,7 +183,7 @@ class SimulatedDevice:
                 took_s = self._now_s - (begun_s if is_up else sent_s + rtt_s)
                 if is_up:
                     self._now_s = back.send([_SMALL], [self._now_s])[0]
-                probe.on_train(arrivals_s, took_s, may_repeat=True)
+                probe.on_train(arrivals_s, took_s, may_repeat=True, rtt_s=rtt_s)
             results.append((probe.rate_bps, cost))
         (up, up_cost), (down, down_cost) = results
         self.meter.record_trains(up, down)

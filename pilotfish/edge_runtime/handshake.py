@@ -14,6 +14,7 @@ from pilotfish.edge_runtime.resources import EdgeResources
 from pilotfish.edge_runtime.vocabulary_server import VocabularyServer
 from pilotfish.engines.manifest import Manifest
 from pilotfish.wire import messages as m
+from pilotfish.wire.link.tcp import is_paced
 from pilotfish.wire.protocols import STREAM
 
 
@@ -83,4 +84,5 @@ class Handshake:
             drafts=list(self.drafter_pass_times),
             chunks=True,
             trains=True,
+            paced=is_paced(),
         )

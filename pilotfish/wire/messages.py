@@ -290,6 +290,9 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="w
     drafts: Annotated[list[PassTime], msgspec.Meta(max_length=64)] = []
     chunks: bool = False  # the edge accepts large messages in chunks
     trains: bool = False  # the edge answers a `Train`
+    paced: bool = (
+        False  # the edge's TCP sends at a pace (BBR), and not as fast as the link takes it
+    )
 
 
 class Ack(Header, tag="ack", frozen=True):

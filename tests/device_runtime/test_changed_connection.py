@@ -22,7 +22,9 @@ def test_rates_of_a_connection_that_broke_are_unknown(
     pair: Pair, edge: EdgeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first train gives a rate that counts, but not precisely, so a second one follows."""
-    monkeypatch.setattr(train, "estimate_rate", lambda arrivals_s, sizes: TrainRate(8e6, 0.2))
+    monkeypatch.setattr(
+        train, "estimate_rate", lambda arrivals_s, sizes, rtt_s: TrainRate(8e6, 0.2)
+    )
     send_trains, sent = probing._send_trains, 0
 
     def cut_before_the_second(

@@ -21,9 +21,11 @@ from pilotfish.device_runtime.link import probing
 from pilotfish.device_runtime.link.handshake_line import HandshakeLine
 from pilotfish.device_runtime.link.probing import PROBE_BYTES
 from pilotfish.device_runtime.plan import Auto
-from pilotfish.device_runtime.record import Probing
+from pilotfish.device_runtime.record import Probing, Round
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
+from pilotfish.wire.link.meter import LARGE_BYTES
+from pilotfish.wire.link.tcp import is_paced
 from pilotfish.wire.link.train import MAX_PROBE_BYTES
 from tests.conftest import Pair
 from tests.support.hostile import RawClient
@@ -93,6 +95,31 @@ def test_a_stale_one_costs_one_ping_and_one_rtt(
             if quickest_s < 2.7 * rtt_s:  # the ping and the one round, but no third exchange
                 return
     pytest.fail(f"the quickest answer took {quickest_s} s")
+
+
+def test_the_first_large_window_is_no_rate_at_an_edge_with_trains(
+    pair: Pair, edge: EdgeServer
+) -> None:
+    """It takes 0.1 s of the link, which is enough only at an edge without trains."""
+    rounds: list[Round] = []
+    slow = Conditions(rtt_s=0.01, up_bps=1e6)
+    with (
+        Emulator(edge.endpoint, slow) as link,
+        Device(pair.draft, link.endpoint, threads=1, on_round=rounds.append) as device,
+    ):
+        know_rtt(device)
+        large = {"protocol": "dsd", "format": "fp32", "window": 64, "temperature": 1.0}
+        with device.stream("abc", max_tokens=96, **large) as pieces:
+            next(iter(pieces))
+            state = device.link_state()
+        assert rounds[0].uplink_bytes >= LARGE_BYTES
+        assert state is not None
+        assert state.up is None
+
+
+def test_an_edge_tells_whether_its_tcp_sends_at_a_pace(far: Device) -> None:
+    assert far.welcome is not None
+    assert far.welcome.paced == is_paced()  # the edge is on this machine
 
 
 def test_a_fixed_protocol_is_never_held_up_by_a_ping(

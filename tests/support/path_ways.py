@@ -1,7 +1,7 @@
 """One direction of a `KernelPath`: when each packet arrives, if it does. No sockets, no clock.
 
 A packet waits in a queue of so many bytes (what has no room is dropped, the newest first), leaves
-at the rate or with an opportunity of the trace, and arrives half an RTT later.
+at the rate or with an opportunity of the trace, and arrives half an RTT and its jitter later.
 """
 
 import heapq
@@ -19,7 +19,9 @@ class PathConditions:
 
     rtt_s: seconds, half of them each way. up_bps, down_bps: bit/s of whole packets; None: no limit.
     trace_up, trace_down: paths of Mahimahi traces instead. queue_bytes: what waits for the
-    bottleneck, each way. loss: share of packets that vanish. reorder: share that arrives
+    bottleneck, each way. jitter_s: longest additional time of a round trip; each way a packet's
+    share of it is uniform between 0 and half, and no packet overtakes another for it. loss: share
+    of packets that vanish. reorder: share that arrives
     ``reorder_s`` late, behind others. mtu_up, mtu_down: longer packets vanish without a word (an
     MTU black hole), though both interfaces have 1500. seed: of loss and reordering.
     """
@@ -30,6 +32,7 @@ class PathConditions:
     trace_up: str | None = None
     trace_down: str | None = None
     queue_bytes: int = 64 * 1024
+    jitter_s: float = 0.0
     loss: float = 0.0
     reorder: float = 0.0
     reorder_s: float = 0.01
@@ -65,6 +68,7 @@ class Way:
 
     def __post_init__(self) -> None:
         self._left_s = -math.inf  # when the last packet left
+        self._latest_s = -math.inf  # when the last packet arrives that was not reordered
         self._order = 0  # of packets that arrive at the same time
         self.forget()
 
@@ -132,9 +136,17 @@ class Way:
             else:
                 late_s = rules.reorder_s if self._random.random() < rules.reorder else 0.0
                 self._order += 1
-                arrival = (self._left_s + rules.rtt_s / 2 + late_s, self._order, packet)
+                arrival = (self._next_arrival_s() + late_s, self._order, packet)
                 heapq.heappush(self._arriving, arrival)
             self._schedule()
+
+    def _next_arrival_s(self) -> float:
+        """Return when the packet that has just left arrives, if it is not reordered."""
+        arrives_s = self._left_s + self._rules.rtt_s / 2
+        if self._rules.jitter_s:
+            arrives_s += self._random.random() * self._rules.jitter_s / 2
+            self._latest_s = arrives_s = max(self._latest_s, arrives_s)
+        return arrives_s
 
     def due_s(self) -> float:
         """Return when something leaves or arrives next; inf if nothing is under way."""

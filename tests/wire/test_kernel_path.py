@@ -109,6 +109,18 @@ def test_packets_arrive_when_the_path_says(
     assert arrivals_of(packets, **conditions) == expected
 
 
+def test_jitter_delays_each_packet_by_up_to_half_of_it_and_none_overtakes_another() -> None:
+    spaced = [(0.1 * at, 100 + at) for at in range(200)]
+    apart = arrivals_of(spaced, rtt_s=0.02, jitter_s=0.04)
+    delays_ms = [at - 1e3 * sent for (at, _), (sent, _) in zip(apart, spaced, strict=True)]
+    assert all(10 <= each <= 30 for each in delays_ms)
+    assert min(delays_ms) < 11  # each with a chance of 10⁻⁴ over seeds
+    assert max(delays_ms) > 29
+    assert 18 < sum(delays_ms) / len(delays_ms) < 22
+    burst = arrivals_of([(0.0, 100 + at) for at in range(50)], rtt_s=0.02, jitter_s=0.04)
+    assert burst == sorted(burst)  # in time, and by size in the order of sending
+
+
 def test_packets_leave_with_the_opportunities_of_a_trace(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     trace.write_text("2\n3\n10\n")

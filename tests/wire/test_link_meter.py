@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import socket
 import time
+from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.wire.link import tcp
 from pilotfish.wire.link.meter import FRESH_S, LARGE_BYTES, SMALL_BYTES, LinkMeter, Transit
 from pilotfish.wire.link.state import signal_dbm
-from pilotfish.wire.link.tcp import read_segments
+from pilotfish.wire.link.tcp import Segments, is_paced, read_segments
 
 MS = 1_000_000
 
@@ -177,13 +179,17 @@ def test_after_one_rtt_only_a_transfer_that_exceeds_it_is_a_rate() -> None:
         assert (road.meter.state().up is not None) == known
 
 
-def test_after_trains_only_large_messages_that_agree_are_a_rate() -> None:
+@pytest.mark.parametrize("tried", [True, False])
+def test_where_there_are_trains_only_large_messages_that_agree_are_a_rate(tried: bool) -> None:
     """Jitter of some milliseconds hides 12 kB at 172 Mbit/s, and not 12 kB at 4 Mbit/s."""
     for up_bps, known in ((172e6, False), (4e6, True)):
         for seed in range(10):
             road, random = Road(LinkMeter(), 0.02, up_bps, 10e6), Random(seed)
             road.exchange()
-            road.meter.record_trains(None, None)
+            if tried:
+                road.meter.record_trains(None, None)
+            else:
+                road.meter.expect_trains()
             for count in range(1, 20):
                 road.rtt_s = 0.02 + 0.005 * random.random()
                 road.exchange(up=12_000)
@@ -192,6 +198,21 @@ def test_after_trains_only_large_messages_that_agree_are_a_rate() -> None:
                 if reading is not None:
                     assert reading.value == pytest.approx(up_bps, rel=0.15)
             assert (reading is not None) == known
+
+
+@pytest.mark.parametrize(
+    ("paced", "rtt_s", "known"), [(True, 0.04, False), (True, 0.01, True), (False, 0.04, True)]
+)
+def test_a_rate_that_may_be_the_pace_of_tcp_is_unknown(
+    paced: bool, rtt_s: float, known: bool
+) -> None:
+    """BBR begins with some 40 kB in an RTT: at 40 ms that is 8 Mbit/s, whatever the link takes."""
+    meter = LinkMeter()
+    meter.paced = paced, False
+    meter.record_trains(7e6, 7e6)
+    state = meter.state(Segments(10, 0, rtt_s))
+    assert (state.up is not None) == known
+    assert state.down is not None
 
 
 def test_large_messages_show_that_a_link_has_become_slower() -> None:
@@ -265,10 +286,22 @@ def test_a_connection_knows_its_segments() -> None:
             assert segments is not None
             assert segments.sent >= 1
             assert segments.retransmitted == 0
+            assert 0 < segments.least_rtt_s < 1
             near.sendall(b"the borrowed descriptor is still open")
             assert read_segments(near.fileno(), port + 1) is None  # another peer: not ours any more
             assert read_segments(server.fileno(), port) is None
     assert read_segments(10_000, port) is None
+
+
+@pytest.mark.parametrize(("name", "paced"), [("bbr", True), ("bbr2", True), ("cubic", False)])
+def test_bbr_sends_at_a_pace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, paced: bool
+) -> None:
+    (tmp_path / "control").write_text(f"{name}\n")
+    monkeypatch.setattr(tcp, "_CONTROL", tmp_path / "control")
+    assert is_paced() == paced
+    monkeypatch.setattr(tcp, "_CONTROL", tmp_path / "missing")
+    assert not is_paced()
 
 
 WIRELESS = """\

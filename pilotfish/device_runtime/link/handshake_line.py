@@ -16,6 +16,7 @@ from pilotfish.device_runtime.link.line import Line
 from pilotfish.device_runtime.link.link_estimator import LinkEstimator
 from pilotfish.device_runtime.link.retry import BUSY, RESEND_S, CancelToken
 from pilotfish.wire.keys import DeviceKeys
+from pilotfish.wire.link.tcp import is_paced
 from pilotfish.wire.messages import Failure, Hello, Welcome
 
 _log = logging.getLogger("pilotfish.device")
@@ -61,6 +62,8 @@ class HandshakeLine(Line):
     def on_welcome(self, welcome: Welcome | None) -> None:
         """Set the edge's welcome."""
         self.welcomed = welcome
+        trains, paced = (welcome.trains, welcome.paced) if welcome is not None else (False, False)
+        self.estimator.on_welcome(trains=trains, paced=(is_paced(), paced))
         suits = self._required in (None, self.vocabulary)
         self.welcome = welcome if suits else None
 

@@ -1,5 +1,6 @@
 """Measure the link with pings and trains if recent messages do not suffice."""
 
+import math
 import secrets
 from collections.abc import Callable, Sequence
 
@@ -46,7 +47,7 @@ def measure_rates(link: EdgeLink, *, brief: bool = False) -> None:
         ping(link, PROBE_BYTES)
         return
     rtt = link.estimator.state(None).rtt
-    rtt_s = rtt.value if rtt is not None else 0.0
+    rtt_s = rtt.value if rtt is not None else math.inf
     connection = link.connection
     up, down, cost = RateProbe(), RateProbe(), Probing()
     while up.sizes or down.sizes:
@@ -65,13 +66,13 @@ def measure_rates(link: EdgeLink, *, brief: bool = False) -> None:
         returned, answers = answers[:pongs], answers[pongs:]
         if down.sizes:
             arrivals_s = [answer.received_ns * 1e-9 for answer in returned]
-            took_s = arrivals_s[-1] - first.sent_ns * 1e-9 - rtt_s
-            down.on_train(arrivals_s, took_s, may_repeat=not brief)
+            took_s = arrivals_s[-1] - first.sent_ns * 1e-9 - (0.0 if rtt is None else rtt.value)
+            down.on_train(arrivals_s, took_s, may_repeat=not brief, rtt_s=rtt_s)
         if up.sizes:
             # the edge's clock; the request before the train arrived when the train began
             begun_ns, *arrivals_ns = (_received_ns(answer) for answer in (returned[0], *answers))
             arrivals_s = [(at - begun_ns) * 1e-9 for at in arrivals_ns]
-            up.on_train(arrivals_s, arrivals_s[-1], may_repeat=not brief)
+            up.on_train(arrivals_s, arrivals_s[-1], may_repeat=not brief, rtt_s=rtt_s)
     is_whole = link.connection == connection
     up_bps, down_bps = (up.rate_bps, down.rate_bps) if is_whole else (None, None)
     link.estimator.on_rates(link.connection, up_bps, down_bps, cost)

@@ -39,6 +39,9 @@ _LEAST_TRANSFER_S = 20e-6  # resolution of the clocks (s)
 # losses are those of this time (ns), or of a longer one with enough segments
 _LOSS_NS, _LOSS_SEGMENTS = 5_000_000_000, 50
 _LOSS_STEP_NS = 500_000_000  # least time between two kept counts
+# Bytes in one RTT that TCP with BBR lets through at the beginning: 2.89 times a window of 10
+# segments, less a share for the RTT's variation. A higher rate than that is the pace of TCP.
+_PACED_BYTES = 25_000
 _DRIFT = 200e-6  # largest drift between two clocks (s/s)
 _STALLED, _STALL_S = 8.0, 0.25  # a stall exceeds its neighbours by this factor and by this time (s)
 
@@ -214,7 +217,8 @@ class LinkMeter:
         self._rtt = _Samples(_is_slower)
         self._up, self._down = _Samples(_is_lower_rate), _Samples(_is_lower_rate)
         self._large = _LargeMessages(), _LargeMessages()  # up and down
-        self._has_probed = False  # trains were tried
+        self._has_trains = False  # so one large message, which tells less, is no sample
+        self.paced = False, False  # whether TCP paces what is sent up and down
         self._loss, self._loss_down = _RecentLoss(), _RecentLoss()
         self._told_down: tuple[int, Reading | None] = 0, None  # time and value of the loss down
 
@@ -249,12 +253,13 @@ class LinkMeter:
             self._learn_rates(received_ns, (up_bytes, down_bytes), transit)
         return transit
 
-    def record_trains(self, up_bps: float | None, down_bps: float | None) -> None:
-        """Add the rates that trains measured; None: the trains could not tell.
+    def expect_trains(self) -> None:
+        """From now on take no single large message for a sample: the edge answers trains."""
+        self._has_trains = True
 
-        From now on a single large message, which tells less than trains, is no sample any more.
-        """
-        self._has_probed = True
+    def record_trains(self, up_bps: float | None, down_bps: float | None) -> None:
+        """Add the rates that trains measured; None: the trains could not tell."""
+        self.expect_trains()
         self.record_rates(up_bps, down_bps)
 
     def record_rates(self, up_bps: float | None, down_bps: float | None) -> None:
@@ -296,7 +301,7 @@ class LinkMeter:
                 continue
             large.add(now_ns, size, took_s - way_s)
             # otherwise the rate may be wrong by more than a factor of 1.5
-            if not self._has_probed and took_s - way_s >= 3 * error_s:
+            if not self._has_trains and took_s - way_s >= 3 * error_s:
                 samples.add(now_ns, 8 * size / (took_s - way_s))
 
     def _jitter_s(self) -> float:
@@ -316,6 +321,14 @@ class LinkMeter:
         if impossible or on_link_ns <= self._quickest_ns:
             self._quickest_ns = on_link_ns
             self._offset_ns = apart_ns - on_link_ns // 2
+
+    def _rate(self, way: int, now_ns: int, segments: Segments | None) -> Reading | None:
+        """Return the rate up (0) or down (1); None if it may be the pace of TCP."""
+        samples = self._up, self._down
+        reading = _newer(samples[way].reading(now_ns), self._large[way].reading(now_ns))
+        if reading is None or segments is None or not self.paced[way]:
+            return reading
+        return reading if reading.value * segments.least_rtt_s / 8 <= _PACED_BYTES else None
 
     @property
     def rtt_is_new(self) -> bool:
@@ -338,8 +351,8 @@ class LinkMeter:
             jitter=Reading(value=self._jitter_s(), age_s=rtt.age_s, samples=taken)
             if rtt is not None and taken > 1
             else None,
-            up=_newer(self._up.reading(now_ns), self._large[0].reading(now_ns)),
-            down=_newer(self._down.reading(now_ns), self._large[1].reading(now_ns)),
+            up=self._rate(0, now_ns, segments),
+            down=self._rate(1, now_ns, segments),
             retransmitted=self._loss.reading(segments, now_ns) if segments is not None else None,
             retransmitted_down=replace(loss_down, age_s=(now_ns - told_ns) * 1e-9)
             if loss_down is not None

@@ -12,6 +12,7 @@ import termios
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import zmq
@@ -23,6 +24,7 @@ _TCP_INFO = 11  # Linux; the socket module has the name from Python 3.14 on
 # segs_out, segs_in, notsent_bytes, min_rtt, data_segs_in, data_segs_out
 _RETRANSMITTED_AT, _SENT_AT = 8 + 23 * 4, 8 + 24 * 4 + 4 * 8 + 5 * 4
 _ACKNOWLEDGED_AT, _RECEIVED_AT = 8 + 24 * 4 + 2 * 8, 8 + 24 * 4 + 3 * 8  # offsets of u64 fields
+_LEAST_RTT_AT = 8 + 24 * 4 + 4 * 8 + 3 * 4  # in µs
 _ARRIVED_AT = 8 + 24 * 4 + 4 * 8 + 4
 _SEGMENTS_AT = _ARRIVED_AT + 3 * 4
 # Error (s) of times that the kernel counts in ticks and rounds to milliseconds: one tick (the
@@ -35,17 +37,20 @@ _GIVEN_UP_MS = 60_000
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27  # asm-generic/socket.h
 # the socket class without Python's additions, which double the time of `queued_s`
 _BareSocket = socket.SocketType
+_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _AT_ONCE = struct.pack("ii", 1, 0)  # struct linger with 0 s: `close` resets the connection
 
 
 class Segments(NamedTuple):
     """Counters of a TCP connection: data segments sent, and retransmissions.
 
-    Retransmissions include the handshake's, so they may exceed the data segments.
+    Retransmissions include the handshake's, so they may exceed the data segments. least_rtt_s:
+    TCP's smallest round-trip time so far.
     """
 
     sent: int
     retransmitted: int
+    least_rtt_s: float = 0.0
 
 
 class Volume(NamedTuple):
@@ -124,7 +129,16 @@ def read_segments(descriptor: int, port: int) -> Segments | None:
         info = _info(connection)
     if len(info) < _SENT_AT + 4:  # a kernel older than 4.6
         return None
-    return Segments(_u32(info, _SENT_AT), _u32(info, _RETRANSMITTED_AT))
+    least_rtt_s = _u32(info, _LEAST_RTT_AT) * 1e-6
+    return Segments(_u32(info, _SENT_AT), _u32(info, _RETRANSMITTED_AT), least_rtt_s)
+
+
+def is_paced() -> bool:
+    """Whether this machine's TCP sends at a pace (BBR), and not as fast as the link takes it."""
+    try:
+        return _CONTROL.read_text().startswith("bbr")
+    except OSError:
+        return False
 
 
 def read_volume(connection: socket.socket | None) -> Volume | None:

@@ -7,10 +7,15 @@ The spread of the arrivals depends on the rate, and neither on the RTT nor on th
 Jitter, a lost segment and TCP's first windows disturb some of the arrivals. So the rate is the
 slope of the line that most arrivals follow. The first fifth of a train does not count: later, some
 message has already met the longest delay, and the messages after it come at the link's pace.
+
+A pause of about an RTT is TCP's: its window was full, or it repeated a lost segment. The messages
+on the two sides of a pause are on different lines, so each side is estimated by itself.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from statistics import median
 from typing import Final, NamedTuple
 
 FIRST_TRAIN: Final = (1_500,) * 8  # bytes of the messages; together they fit TCP's first window
@@ -20,10 +25,14 @@ _MAX_PROBE_S: Final = 0.22  # time for which a probe may occupy the link (s); ji
 _SEGMENT_BYTES: Final = 1_448  # payload of a TCP segment over Ethernet
 _LEAST_MESSAGES: Final = 6
 _LEAST_ON_LINE: Final = 4  # fewer arrivals may be on a line by chance
+_LEAST_OF_PART: Final = 5  # nor is a shorter part between two pauses evidence enough
 _SKIPPED: Final = 0.2  # share of a train's bytes that do not count
+_PAUSE: Final = 0.4  # a shorter gap, as a share of the RTT, is no pause of TCP
+_PAUSE_GAPS: Final = 4  # nor is one that is not longer than the median gap by this factor
+_HEAP_S: Final = 1e-3  # after a pause, messages that come so soon had arrived before its end
 _CLOCK_S: Final = 150e-6  # error of an arrival's time (s): a process reads messages one by one
 _NEAR: Final = 0.15  # largest distance of an arrival on the line, as a share of the line's time
-_PRECISE, _USABLE = 0.1, 0.42  # largest errors: to send no second train, and to give a rate
+_PRECISE, _USABLE = 0.1, 0.38  # largest errors: to send no second train, and to give a rate
 _CONTRADICTED: Final = 2.5  # factor between two trains' rates, of which then none counts
 
 
@@ -34,11 +43,40 @@ class TrainRate(NamedTuple):
     error: float
 
 
-def estimate_rate(arrivals_s: Sequence[float], sizes: Sequence[int]) -> TrainRate | None:
-    """Estimate the rate at which a train arrived; None if no line fits its arrivals."""
+def estimate_rate(
+    arrivals_s: Sequence[float], sizes: Sequence[int], rtt_s: float = math.inf
+) -> TrainRate | None:
+    """Estimate the rate at which a train arrived; None if no line fits its arrivals.
+
+    rtt_s: the RTT, by which TCP's pauses are known.
+    """
     ends = list(accumulate(sizes))
-    first = next(at for at, end in enumerate(ends) if end >= ends[-1] * _SKIPPED)
-    points = list(zip(ends[first:], arrivals_s[first:], strict=True))
+    parts = _parts(list(zip(ends, arrivals_s, strict=True)), rtt_s)
+    estimates = [rate for part in parts if (rate := _estimate_part(part)) is not None]
+    return min(estimates, key=lambda rate: rate.error, default=None)
+
+
+def _parts(points: Sequence[tuple[int, float]], rtt_s: float) -> list[Sequence[tuple[int, float]]]:
+    """Return the points between TCP's pauses, without those that do not count.
+
+    points: (bytes so far, arrival in seconds).
+    """
+    gaps_s = [after - before for (_, before), (_, after) in pairwise(points)]
+    pause_s = max(_PAUSE * rtt_s, _PAUSE_GAPS * median(gaps_s))
+    bounds = [0, *(at for at, gap_s in enumerate(gaps_s, 1) if gap_s > pause_s), len(points)]
+    parts = []
+    for start, end in pairwise(bounds):
+        part = points[start:end]
+        if start == 0:
+            parts.append([point for point in part if point[0] >= part[-1][0] * _SKIPPED])
+        else:
+            resumed_s = part[0][1]
+            parts.append([point for point in part if point[1] >= resumed_s + _HEAP_S])
+    least = _LEAST_ON_LINE if len(parts) == 1 else _LEAST_OF_PART
+    return [part for part in parts if len(part) >= least]
+
+
+def _estimate_part(points: Sequence[tuple[int, float]]) -> TrainRate | None:
     on_line = _most_on_line(points)
     if len(on_line) < max(_LEAST_ON_LINE, len(points) / 2):
         return None
@@ -96,14 +134,21 @@ class RateProbe:
         """The rate in bit/s; None: unknown."""
         return self._best.bps if self._best and self._best.error <= _USABLE else None
 
-    def on_train(self, arrivals_s: Sequence[float], took_s: float, *, may_repeat: bool) -> None:
+    def on_train(
+        self,
+        arrivals_s: Sequence[float],
+        took_s: float,
+        *,
+        may_repeat: bool,
+        rtt_s: float = math.inf,
+    ) -> None:
         """Evaluate a train.
 
         took_s: seconds from sending to the last arrival, without an RTT. may_repeat: whether the
-        second train may follow.
+        second train may follow. rtt_s: the RTT; inf: unknown.
         """
         sizes = self.sizes
-        estimate = estimate_rate(arrivals_s, sizes)
+        estimate = estimate_rate(arrivals_s, sizes, rtt_s)
         if estimate is not None:
             before, self._best = self._best, estimate
             if before is not None and before.error < estimate.error:
