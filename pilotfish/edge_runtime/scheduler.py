@@ -194,7 +194,7 @@ class Scheduler:
         now_ns = self._clock()
         for job in jobs:
             self._give_slot(job)
-            if self.target.takes_options:
+            if not self.target.model_logits:
                 _state_options(job, self.target.vocab_size)
             self._computing.add(job.slot)
             job.pass_ns = now_ns

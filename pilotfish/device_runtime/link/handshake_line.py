@@ -66,10 +66,8 @@ class HandshakeLine(Line):
 
     @property
     def vocabulary(self) -> str | None:
-        """Fingerprint of the last edge's vocabulary; for an older edge, the drafter's."""
-        if self.welcomed is None or self._hello is None:
-            return None
-        return self.welcomed.tokenizer or self._hello.tokenizer
+        """Fingerprint of the last edge's vocabulary; None before the first welcome."""
+        return None if self.welcomed is None else self.welcomed.tokenizer
 
     @property
     def _ready(self) -> bool:
@@ -79,11 +77,6 @@ class HandshakeLine(Line):
         if self._hello is None:
             return True
         return self._greeted_on == self.connection and self.welcome is not None
-
-    @property
-    def takes_chunks(self) -> bool:
-        """Whether the edge takes large messages in chunks."""
-        return self.welcome is not None and self.welcome.chunks
 
     @property
     def status(self) -> LinkStatus:

@@ -45,7 +45,6 @@ class LinkEstimator:
         self._meter = LinkMeter()
         self._connection = 0  # number of the connection that the meter measures
         self._sent_bytes = 0  # bytes sent since the last measured reply
-        self.echoes = True  # whether the edge returns the bytes of a ping
         # connection and time (monotonic, s) of the last measurement of the rates
         self._rates_tried = 0, 0.0
         self._lock = threading.Lock()

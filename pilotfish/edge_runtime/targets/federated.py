@@ -104,9 +104,8 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
                     self.context,
                 )
                 self.context = worker.ready.context
-        self.takes_options = all(each.ready.options for each in self._workers if each.ready)
         for worker in self._workers:
-            worker.context, worker.takes_options = self.context, self.takes_options
+            worker.context = self.context
         workers = [(member.digest, member.weight) for member in self._workers]
         federation = self._federation
         cut = (federation.top_k, federation.mass) if federation.mass else federation.top_k

@@ -27,7 +27,7 @@ from pilotfish.speculation.ensemble import TopRows, restrict
 from pilotfish.speculation.masks import Masks
 from pilotfish.wire.codecs.topk import decode_topk, decode_topk_each
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.nodes import Attach, AttachByMass, Ready, Scored, Step, StepWithOptions
+from pilotfish.wire.nodes import Attach, Ready, Scored, Step
 
 DEPTH = 2  # number of passes under way: one at the workers, one on its way to them
 _MOST_OPEN_STEPS = 2 * DEPTH  # upper limit of unanswered steps of a worker
@@ -52,8 +52,7 @@ class WorkerClient:
 
     digest: required digest of the worker's artifact; "": any digest, until the first attachment.
     context: required number of positions of its slots; 0 before the federation sets it. left_out:
-    whether the last finished pass was averaged without this worker. takes_options: whether the
-    worker must process logits. clock: the target's clock.
+    whether the last finished pass was averaged without this worker. clock: the target's clock.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class WorkerClient:
         limits = options.config.limits
         self.weight, self.digest = entry.weight, entry.digest
         self.context = 0
-        self.left_out = self.takes_options = False
+        self.left_out = False
         self._federation, self._clock = federation, clock
         self._manifest = options.artifact.manifest
         self._slots = limits.sessions
@@ -182,16 +181,14 @@ class WorkerClient:
         if (ready := self._client.unattached) is not None:
             self.digest = self.digest or ready.digest
             federation = self._federation
-            incarnation, values = secrets.token_bytes(16), federation.values
-            attach = Attach(incarnation=incarnation, top_k=federation.top_k, values=values)
-            if federation.mass:
-                attach = AttachByMass(
-                    incarnation=incarnation,
+            self._client.attach(
+                Attach(
+                    incarnation=secrets.token_bytes(16),
                     top_k=federation.top_k,
-                    values=values,
-                    mass=federation.mass,
+                    values=federation.values,
+                    mass=federation.mass or None,
                 )
-            self._client.attach(attach)
+            )
 
     def record_event(self, what: str) -> None:
         """Count an event of this worker, for example "late", in the metrics."""
@@ -223,16 +220,16 @@ class WorkerClient:
         assert self._incarnation is not None
         items, tokens, parents = encode_works(works, self._contents)
         record_works(works, self._contents)
+        stated = encode_options(works)
+        step = Step(
+            incarnation=self._incarnation,
+            number=number,
+            items=list(items),
+            options=None if stated is None else stated.items,
+        )
         frames = [tokens, parents]
-        step = Step(incarnation=self._incarnation, number=number, items=list(items))
-        if (stated := encode_options(works)) is not None:
+        if stated is not None:
             frames += [stated.biases, stated.masks]
-            step = StepWithOptions(
-                incarnation=self._incarnation,
-                number=number,
-                items=list(items),
-                options=stated.items,
-            )
         self._open_steps[number] = _OpenStep(
             now_s, sum(work.rows for work in works), masks_of(works, self._manifest.vocab_size)
         )
@@ -279,11 +276,6 @@ class WorkerClient:
             return (
                 f"it holds {ready.model} with digest {ready.digest}, not {self.digest}: if the "
                 "new model is intended, change the list of workers or restart this edge"
-            )
-        if self.takes_options and not ready.options:
-            return (
-                "it is of an older build, which cannot apply penalties, logit_bias and grammars: "
-                "upgrade it, or restart this edge to do without them"
             )
         return lacks_room(ready, self._slots, self.context)
 
