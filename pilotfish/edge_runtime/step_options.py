@@ -34,10 +34,27 @@ class OptionFrames(NamedTuple):
     masks: bytes
 
 
+class StatedWorks(NamedTuple):
+    """The works of a pass, with what is the same for all workers, so that it is made only once.
+
+    options: None if no work has any. masks: the masks of all requested rows; None if no row is
+    masked.
+    """
+
+    works: Sequence[Work]
+    options: OptionFrames | None
+    masks: Masks | None
+
+
 # The edge's half
 
 
-def encode_options(works: Sequence[Work]) -> OptionFrames | None:
+def state_works(works: Sequence[Work], vocab: int) -> StatedWorks:
+    """Encode the options of a pass's works."""
+    return StatedWorks(works, _encode_options(works), _masks_of(works, vocab))
+
+
+def _encode_options(works: Sequence[Work]) -> OptionFrames | None:
     """Make the options of works; None if no work has any."""
     if all(work.options is None for work in works):
         return None
@@ -63,7 +80,7 @@ def _item_options(stated: RowOptions) -> ItemOptions:
     )
 
 
-def masks_of(works: Sequence[Work], vocab: int) -> Masks | None:
+def _masks_of(works: Sequence[Work], vocab: int) -> Masks | None:
     """Return the masks of all requested rows of a pass; None if no row is masked."""
     masks = [None if work.options is None else work.options.masks for work in works]
     if all(each is None for each in masks):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import MalformedError
 from pilotfish.edge_runtime.edge_config import MEBIBYTE, EdgeLimits
-from pilotfish.edge_runtime.step_options import encode_options, masks_of
+from pilotfish.edge_runtime.step_options import StatedWorks, state_works
 from pilotfish.edge_runtime.steps import encode_works, record_works
 from pilotfish.edge_runtime.targets.node_client import NodeAddress, NodeClient
 from pilotfish.edge_runtime.targets.node_list import Federation, WorkerEntry, lacks_room
@@ -128,7 +128,7 @@ class WorkerClient:
         """Have the worker empty the slot at its next step."""
         self._contents.clear(slot)
 
-    def take_part(self, number: int, works: Sequence[Work], now_s: float) -> bool:
+    def take_part(self, number: int, stated: StatedWorks, now_s: float) -> bool:
         """Send a pass to the worker; return False if the worker cannot take a pass now.
 
         Under ``drop`` a worker that has missed many tokens gets them in a catch-up step, and takes
@@ -137,15 +137,16 @@ class WorkerClient:
         if not self._can_take_step:
             return False
         if self._federation.late == "drop":
-            missed = [(work, self._missing(work)) for work in works]
+            missed = [(work, self._missing(work)) for work in stated.works]
             # compare the missed tokens of each slot: their sum over many sessions could exceed any
             # limit, and the worker would never take part again
             if any(count > CHUNK for _, count in missed):
                 texts = [Work(work.slot, _text(work), 0) for work, count in missed if count]
                 self._catch_up = next(self._extra)
-                self._send(self._catch_up, texts, now_s)
+                vocab = self._manifest.vocab_size
+                self._send(self._catch_up, state_works(texts, vocab), now_s)
                 return False
-        self._send(number, works, now_s)
+        self._send(number, stated, now_s)
         return True
 
     def _missing(self, work: Work) -> int:
@@ -216,23 +217,21 @@ class WorkerClient:
         oldest_s = min((owed.since_s for owed in self._open_steps.values()), default=math.inf)
         return self._clock.now_s - oldest_s
 
-    def _send(self, number: int, works: Sequence[Work], now_s: float) -> None:
+    def _send(self, number: int, stated: StatedWorks, now_s: float) -> None:
         assert self._incarnation is not None
+        works, options, masks = stated
         items, tokens, parents = encode_works(works, self._contents)
         record_works(works, self._contents)
-        stated = encode_options(works)
         step = Step(
             incarnation=self._incarnation,
             number=number,
             items=list(items),
-            options=None if stated is None else stated.items,
+            options=None if options is None else options.items,
         )
         frames = [tokens, parents]
-        if stated is not None:
-            frames += [stated.biases, stated.masks]
-        self._open_steps[number] = _OpenStep(
-            now_s, sum(work.rows for work in works), masks_of(works, self._manifest.vocab_size)
-        )
+        if options is not None:
+            frames += [options.biases, options.masks]
+        self._open_steps[number] = _OpenStep(now_s, sum(work.rows for work in works), masks)
         self._metrics.node_bytes[self.name, "to"] += self._client.send(step, frames)
 
     def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> list[TopRows]:
