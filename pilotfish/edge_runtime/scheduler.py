@@ -354,6 +354,12 @@ class Scheduler:
             self._answered_ns[job.slot] = job.done_ns
 
 
+def sum_omitted(omitted: NDArray[np.float64] | None, rows: Sequence[int]) -> float | None:
+    """Sum what an ensemble left out of these rows of a job. omitted: `Job.omitted`."""
+    # rounding can make a worker's retained mass a little more than 1
+    return None if omitted is None else float(np.clip(omitted[[*rows]], 0.0, 1.0).sum())
+
+
 def _state_options(job: Job, vocab: int) -> None:
     """Add to a job's work the options by which an ensemble's models process its rows."""
     if job.processor is not None and job.work.rows:

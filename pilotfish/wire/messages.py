@@ -353,11 +353,12 @@ class StatesRequest(Header, tag="inquiry", frozen=True):
     times: Times
 
 
-class Tokens(Header, tag="tokens", frozen=True):
+class Tokens(HeaderWithOption, tag="tokens", frozen=True):
     """Committed ids from position ``start`` on, in frame 0 (`stream`, `ahead`).
 
     Under `ahead`: the pass included ``drafted`` drafts of this ``source``; the first ``accepted``
-    ids are accepted drafts.
+    ids are accepted drafts. omitted_mass: from a federation, the probability that its workers left
+    out, summed over the positions of these drafts and the next one; None in repeated tokens.
     """
 
     session: SessionId
@@ -367,6 +368,7 @@ class Tokens(Header, tag="tokens", frozen=True):
     source: Name = ""
     drafted: U31 = 0
     accepted: U31 = 0
+    omitted_mass: NotNegative | None = None
 
 
 class Pong(Header, tag="pong", frozen=True):

@@ -266,7 +266,7 @@ PULLS: dict[str, tuple[type[PilotfishError], list[bytes]]] = {
 }
 
 
-def streamed(*frames: bytes, **info: int | str) -> Callable[[m.DeviceMessage], list[Answer]]:
+def streamed(*frames: bytes, **info: float | str) -> Callable[[m.DeviceMessage], list[Answer]]:
     """Answer every pull with this."""
 
     def script(request: m.DeviceMessage) -> list[Answer]:
@@ -304,7 +304,7 @@ def test_more_tokens_than_were_asked_for(liar, count: int, protocol: str) -> Non
     assert len(committed._ids) < 1000
 
 
-ACCOUNTS: dict[str, dict[str, int | str]] = {
+ACCOUNTS: dict[str, dict[str, float | str]] = {
     "more accepted than drafted": {"source": "device", "drafted": 2, "accepted": 3},
     "more accepted than sent": {"source": "device", "drafted": 9, "accepted": 6},
     "accepted of nothing": {"accepted": 1},
@@ -312,13 +312,21 @@ ACCOUNTS: dict[str, dict[str, int | str]] = {
     "an unknown source": {"source": "elsewhere", "drafted": 3, "accepted": 1},
     "more drafts than a pass has": {"source": "edge", "drafted": 16, "accepted": 1},
     "drafts without end": {"source": "device", "drafted": 2**31 - 1, "accepted": 0},
+    "more omitted than there is": {"omitted_mass": 1.01},
+    "more omitted than of two tokens": {
+        "source": "edge",
+        "drafted": 3,
+        "accepted": 1,
+        "omitted_mass": 2.01,
+    },
+    "endless omitted mass": {"omitted_mass": float("inf")},
 }
 
 
 @pytest.mark.parametrize("protocol", ["stream", "ahead"])
 @pytest.mark.parametrize("options", ACCOUNTS.values(), ids=ACCOUNTS.keys())
 def test_an_account_of_drafts_that_cannot_be(
-    liar, options: dict[str, int | str], protocol: str
+    liar, options: dict[str, float | str], protocol: str
 ) -> None:
     _, device = liar(streamed(some_ids(5), **options))
     with pytest.raises(MalformedError, match="counts of drafts"):
