@@ -125,9 +125,9 @@ class SimulatedDevice:
             Way(link, random, by_message=by_message, window=window) for _ in range(2)
         )
 
-    def ping(self, size: int = 0) -> None:
-        """Send a ping with this many bytes each way, and show it to the meter."""
-        self._rtt_s = self._exchange(size + _SMALL, size + _SMALL)
+    def ping(self) -> None:
+        """Send a small ping, and show it to the meter."""
+        self._rtt_s = self._exchange(_SMALL, _SMALL)
 
     def _exchange(self, up_bytes: int, down_bytes: int, held_s: float = 0.0) -> float:
         """Exchange two messages, and show them to the meter; returns the time on the link."""
@@ -157,12 +157,6 @@ class SimulatedDevice:
         state = self.meter.state()
         return state.up and state.up.value, state.down and state.down.value
 
-    def read_by_ping(self) -> Reading:
-        """Measure the rates by a small ping and one of 12 kB."""
-        self.ping()
-        self.ping(12_000)
-        return Reading(self.rates_bps(), (12_000, 12_000))
-
     def read_by_trains(self) -> Reading:
         """Measure the rates by a small ping and trains, as a device does."""
         self.ping()
@@ -186,7 +180,7 @@ class SimulatedDevice:
                 probe.on_train(arrivals_s, took_s, may_repeat=True, rtt_s=rtt_s)
             results.append((probe.rate_bps, cost))
         (up, up_cost), (down, down_cost) = results
-        self.meter.record_trains(up, down)
+        self.meter.record_rates(up, down)
         return Reading((up, down), (up_cost, down_cost))
 
 
@@ -237,7 +231,6 @@ def links() -> Iterator[Link]:
 def score_grid(
     repeats: int,
     *,
-    trains: bool,
     by_message: bool = False,
     window: bool = False,
     answers: int = 0,
@@ -250,7 +243,7 @@ def score_grid(
     scores: dict[object, Score] = {}
     for link, seed in product(links(), range(repeats)):
         device = SimulatedDevice(link, seed, by_message=by_message, window=window)
-        reading = device.read_by_trains() if trains else device.read_by_ping()
+        reading = device.read_by_trains()
         for _ in range(answers):
             device.answer(window_bytes)
         reading = reading._replace(rates_bps=device.rates_bps())
@@ -269,17 +262,15 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=0)
     parser.add_argument("--bytes", type=int, default=12_000)
     args = parser.parse_args()
-    for answers, trains in product(sorted({0, args.answers}), (False, True)):
+    for answers in sorted({0, args.answers}):
         scores = score_grid(
             args.repeats,
-            trains=trains,
             by_message=args.jitter == "message",
             window=args.window,
             answers=answers,
             window_bytes=args.bytes,
         )
-        after = f", after {answers} answers" if answers else ""
-        _print_scores(f"{'trains' if trains else 'one ping of 12 kB'}{after}", scores)
+        _print_scores(f"after {answers} answers" if answers else "first readings", scores)
 
 
 def _print_scores(title: str, scores: dict[object, Score]) -> None:

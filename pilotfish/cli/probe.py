@@ -20,9 +20,10 @@ from pilotfish.cli.options import (
 )
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.link_group import connect
-from pilotfish.device_runtime.link.probing import PROBE_BYTES, measure_rates, ping
+from pilotfish.device_runtime.link.probing import measure_rates, ping
 from pilotfish.device_runtime.link.retry import CONNECT_S, SILENT_S
 from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.link.train import FIRST_TRAIN, MAX_PROBE_BYTES
 
 _SMALL_PINGS = 10
 _LARGE_PINGS = 3
@@ -49,7 +50,7 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--no-rates",
         action="store_true",
-        help=f"measure RTT only, without pings of {PROBE_BYTES:,} bytes each way",
+        help=f"measure RTT only, without trains of up to {MAX_PROBE_BYTES:,} bytes each way",
     )
     parser.add_argument(
         "--patience",
@@ -128,8 +129,8 @@ def _measure(link: EdgeLink, small: int, large: int) -> None:
             measure_rates(link)
         except EdgeLostError as error:
             raise EdgeLostError(
-                f"Large messages do not arrive: the edge answered small pings, but not a ping "
-                f"of {PROBE_BYTES:,} bytes. If this persists, something on the path silently "
+                f"Large messages do not arrive: the edge answered small pings, but not messages "
+                f"of {FIRST_TRAIN[0]:,} bytes. If this persists, something on the path silently "
                 "drops large packets (an MTU black hole): run `sysctl -w "
                 "net.ipv4.tcp_mtu_probing=1` "
                 "on both ends, or lower the MTU of the interface (`ip link set DEVICE mtu 1280`). "

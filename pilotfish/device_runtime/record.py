@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pilotfish.engines.chat_formats.reader import Turn, TurnPart
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.protocols import LOCAL, counters, streams
+from pilotfish.wire.protocols import LOCAL, OMITTED_MASS, counters, streams
 
 STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
 
@@ -92,6 +92,16 @@ class Round:
     def verified(self) -> int:
         """Number of verified positions: all accepted ones and the first rejected one (tslt 2.1)."""
         return min(self.window, self.accepted + 1)
+
+    @property
+    def averaged(self) -> int:
+        """Number of positions in the sum of the note `omitted_mass`, which a federation sends.
+
+        The verified ones; in a message of a stream the accepted drafts and the next token.
+        """
+        if not streams(self.protocol):
+            return self.verified
+        return self.accepted + 1 if OMITTED_MASS.name in self.notes else 0
 
     @property
     def origins(self) -> Sequence[TokenRun]:

@@ -50,6 +50,7 @@ from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.messages import Buffer, DecisionConditions, Tokens
 from pilotfish.wire.protocols import (
     LOCAL,
+    OMITTED_MASS,
     Ahead,
     Decision,
     Draft,
@@ -386,7 +387,9 @@ class Session:
             raise MalformedError("The edge sent more tokens than the device requested.")
         ids = decode_ids(answer.frames[0], self._vocab).tolist()
         if not _are_possible(reply, len(ids)):
-            raise MalformedError("The edge's counts of drafts do not fit the tokens that it sent.")
+            raise MalformedError(
+                "The edge's counts of drafts, or its omitted mass, do not fit its tokens."
+            )
         logprobs: list[TokenLogprob | None] = []
         if plan.request.logprobs is not None:
             logprobs = decode_logprobs(
@@ -408,6 +411,7 @@ class Session:
             timings=Timings(verify=verify_ns * _NS, downlink=(waited_ns - verify_ns) * _NS),
             pass_s=reply.times.verify_ns * _NS,
             logprobs=logprobs,
+            notes={} if reply.omitted_mass is None else {OMITTED_MASS.name: reply.omitted_mass},
         )
 
     # The drafter alone
@@ -440,11 +444,15 @@ class Session:
 
 
 def _are_possible(reply: Tokens, count: int) -> bool:
-    """Check that a pass's reported draft counts are possible, given its ``count`` tokens."""
+    """Check that what a message says of its pass is possible, given its ``count`` tokens."""
     sources = SOURCES if reply.drafted else ("", *SOURCES)
     max_accepted = min(reply.drafted, count)
     return (
-        reply.source in sources and reply.accepted <= max_accepted and reply.drafted <= MOST_DRAFTS
+        reply.source in sources
+        and reply.accepted <= max_accepted
+        and reply.drafted <= MOST_DRAFTS
+        # NaN fails this comparison
+        and (reply.omitted_mass is None or reply.omitted_mass <= reply.accepted + 1)
     )
 
 

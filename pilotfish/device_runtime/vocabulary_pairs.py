@@ -93,9 +93,10 @@ class VocabularyPairs:
     def expect(self, welcome: Welcome) -> str:
         """Return the digest of the target's vocabulary; "" if it cannot be fetched.
 
-        An older edge sends no digest; then its tokens must be the drafter's.
+        An edge sends no digest of a vocabulary that is too long; then its tokens must be the
+        drafter's.
         """
-        alike = not self._any_vocabulary and welcome.tokenizer in ("", self._drafter.fingerprint)
+        alike = not self._any_vocabulary and welcome.tokenizer == self._drafter.fingerprint
         return welcome.vocabulary or (self._drafter.digest if alike else "")
 
     def get(self, link: EdgeLink, welcome: Welcome) -> VocabularyPair:

@@ -189,7 +189,9 @@ class Drafter(ABC):
             level = self._processed_level(tree, logits_processor, committed, unread=unread)
             if level is None:
                 break
-            if depth == 0 and level.acceptance is None and not sampling_params.sampling.greedy:
+            is_sampled = level.acceptance is None and not sampling_params.sampling.greedy
+            # σ(K) of processed logits differs, and would be taken for that of free text
+            if depth == 0 and is_sampled and logits_processor is None:
                 masses = cut_masses(level.logits[0], sampling_params.sampling)
                 self.cut_masses = tuple(masses.tolist())
             drawn = []

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pilotfish.base.metrics import Histogram, counter, gauge, histogram, notes
 from pilotfish.edge_runtime.hint_sources import AttachedHints
-from pilotfish.wire.protocols import SpeculationProtocol, counters
+from pilotfish.wire.protocols import OMITTED_MASS, STREAM, SpeculationProtocol, counters
 
 _WIDTHS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # histogram bounds: sessions in one pass
 _TOKENS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -159,6 +159,13 @@ class EdgeMetrics:
         for note, value in zip(protocol.round_counters, notes, strict=False):
             self.notes[note.name, name] += value
         self.record_times(queue_s, verify_s)
+
+    def record_omitted(
+        self, protocol: SpeculationProtocol[Any] | None, omitted_mass: float
+    ) -> None:
+        """Record what an ensemble left out of a stream's tokens. protocol: None for `stream`."""
+        name = STREAM if protocol is None else protocol.name
+        self.notes[OMITTED_MASS.name, name] += omitted_mass
 
     def record_times(self, queue_s: float, verify_s: float) -> None:
         """Record the queue time and the verification time of a window or of a stream's pass."""

@@ -61,8 +61,8 @@ class Handshake:
             raise PairMismatchError(
                 f"The drafter's vocabulary ({hello.vocab_size} tokens) differs from the "
                 "vocabulary of the target "
-                f"{manifest.model} ({manifest.vocab_size} tokens): use a drafter of the same "
-                "family, or install a newer Pilotfish on the device, which can bridge vocabularies."
+                f"{manifest.model} ({manifest.vocab_size} tokens), and the device does not bridge "
+                "vocabularies: use a drafter of the same family."
             )
         return m.Welcome(
             version=m.VERSION,
@@ -82,7 +82,5 @@ class Handshake:
             vocabulary=self.vocabulary_server.digest,
             vocabulary_bytes=self.vocabulary_server.size,
             drafts=list(self.drafter_pass_times),
-            chunks=True,
-            trains=True,
             paced=is_paced(),
         )

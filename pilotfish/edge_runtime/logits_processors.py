@@ -30,15 +30,12 @@ class LogitsProcessors:
     """Creates logits processors.
 
     model_logits: whether the target's logits come from one model (not from an ensemble).
-    takes_options: whether the models of an ensemble process their logits.
     """
 
-    def __init__(
-        self, vocabulary: Vocabulary, *, model_logits: bool, takes_options: bool = False
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, model_logits: bool) -> None:
         self._vocab = vocabulary.vocab_size
         self._grammars = vocabulary.grammars
-        self._model_logits, self._takes_options = model_logits, takes_options
+        self._model_logits = model_logits
 
     def expect_model_logits(self) -> None:
         """Raise `UnsupportedError` if the target's logits are an ensemble's average."""
@@ -55,11 +52,6 @@ class LogitsProcessors:
         """
         if (shape := begin.shape) is None:
             return
-        if not (self._model_logits or self._takes_options):
-            raise UnsupportedError(
-                "This edge's target has a worker of an older build, so it accepts no penalties, no "
-                "logit_bias and no grammar."
-            )
         if shape.since > length:
             raise MalformedError(
                 f"The prompt has {shape.since} tokens, but the whole text only {length}."

@@ -106,11 +106,7 @@ class MessageHandler:
             self.sessions,
             replies,
             self.compiler,
-            LogitsProcessors(
-                vocabulary,
-                model_logits=target.model_logits,
-                takes_options=target.takes_options,
-            ),
+            LogitsProcessors(vocabulary, model_logits=target.model_logits),
             resources=resources,
             edge_drafter=edge_drafter,
             limits=wire_limits,

@@ -194,7 +194,7 @@ class Scheduler:
         now_ns = self._clock()
         for job in jobs:
             self._give_slot(job)
-            if self.target.takes_options:
+            if not self.target.model_logits:
                 _state_options(job, self.target.vocab_size)
             self._computing.add(job.slot)
             job.pass_ns = now_ns
@@ -352,6 +352,12 @@ class Scheduler:
         if not queue:
             del self._waiting[job.slot]
             self._answered_ns[job.slot] = job.done_ns
+
+
+def sum_omitted(omitted: NDArray[np.float64] | None, rows: Sequence[int]) -> float | None:
+    """Sum what an ensemble left out of these rows of a job. omitted: `Job.omitted`."""
+    # rounding can make a worker's retained mass a little more than 1
+    return None if omitted is None else float(np.clip(omitted[[*rows]], 0.0, 1.0).sum())
 
 
 def _state_options(job: Job, vocab: int) -> None:

@@ -1,7 +1,7 @@
 """Logits options of a step: the edge's half states them, a worker's half applies them.
 
-In:  works with `RowOptions`. Out: the fields and frames of a `StepWithOptions`; at the worker, the
-     same works with the same options.
+In:  works with `RowOptions`. Out: the options and frames of a `Step`; at the worker, the same works
+     with the same options.
 
 A worker processes its logits before it takes the likeliest tokens: otherwise these might all be
 tokens that the request's grammar forbids. Bias and penalties travel as the request states them, and
@@ -21,7 +21,7 @@ from pilotfish.speculation.logits_options import LogitsOptions, RowOptions
 from pilotfish.speculation.masks import Masks
 from pilotfish.wire.codecs.masks import decode_masks, encode_masks
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.nodes import ItemOptions, StepWithOptions
+from pilotfish.wire.nodes import ItemOptions
 
 _BIASES = np.dtype([("token", "<u4"), ("bias", "<f4")])
 
@@ -34,10 +34,27 @@ class OptionFrames(NamedTuple):
     masks: bytes
 
 
+class StatedWorks(NamedTuple):
+    """The works of a pass, with what is the same for all workers, so that it is made only once.
+
+    options: None if no work has any. masks: the masks of all requested rows; None if no row is
+    masked.
+    """
+
+    works: Sequence[Work]
+    options: OptionFrames | None
+    masks: Masks | None
+
+
 # The edge's half
 
 
-def encode_options(works: Sequence[Work]) -> OptionFrames | None:
+def state_works(works: Sequence[Work], vocab: int) -> StatedWorks:
+    """Encode the options of a pass's works."""
+    return StatedWorks(works, _encode_options(works), _masks_of(works, vocab))
+
+
+def _encode_options(works: Sequence[Work]) -> OptionFrames | None:
     """Make the options of works; None if no work has any."""
     if all(work.options is None for work in works):
         return None
@@ -63,7 +80,7 @@ def _item_options(stated: RowOptions) -> ItemOptions:
     )
 
 
-def masks_of(works: Sequence[Work], vocab: int) -> Masks | None:
+def _masks_of(works: Sequence[Work], vocab: int) -> Masks | None:
     """Return the masks of all requested rows of a pass; None if no row is masked."""
     masks = [None if work.options is None else work.options.masks for work in works]
     if all(each is None for each in masks):
@@ -80,7 +97,10 @@ def masks_of(works: Sequence[Work], vocab: int) -> Masks | None:
 
 
 def decode_options(
-    step: StepWithOptions, frames: Sequence[Buffer], works: Sequence[Work], vocab: int
+    options: Sequence[ItemOptions | None],
+    frames: Sequence[Buffer],
+    works: Sequence[Work],
+    vocab: int,
 ) -> list[Work]:
     """Return a step's works with their options. frames: biases, and masks.
 
@@ -88,9 +108,9 @@ def decode_options(
         MalformedError: if options, frames and works contradict each other.
         TokenOutOfRangeError: if a biased token is not valid.
     """
-    if len(step.options) != len(works):
+    if len(options) != len(works):
         raise MalformedError("A step does not have options for each of its items.")
-    pairs = [*zip(works, step.options, strict=True)]
+    pairs = [*zip(works, options, strict=True)]
     if len(frames[0]) != _BIASES.itemsize * sum(each.biases for _, each in pairs if each):
         raise MalformedError("The biases of a step do not belong to its items.")
     biases = np.frombuffer(frames[0], _BIASES)
@@ -114,8 +134,8 @@ def decode_options(
         if each.masked and masks is not None:
             row_begin, row_end = row_end, row_end + work.rows
             part = masks[row_begin:row_end]
-        options = _logits_options(each, biases[bias_begin:bias_end])
-        decoded.append(work._replace(options=RowOptions(options, each.since, part)))
+        stated = _logits_options(each, biases[bias_begin:bias_end])
+        decoded.append(work._replace(options=RowOptions(stated, each.since, part)))
     return decoded
 
 

@@ -19,7 +19,7 @@ from pilotfish.edge_runtime.generation import Generation, Stream
 from pilotfish.edge_runtime.hint_sources import NO_HINTS, AttachedHints, HintSources
 from pilotfish.edge_runtime.logits_processors import RowProcessor
 from pilotfish.edge_runtime.replies import Replies, job_times
-from pilotfish.edge_runtime.scheduler import Job
+from pilotfish.edge_runtime.scheduler import Job, sum_omitted
 from pilotfish.edge_runtime.sessions import Session, Verify
 from pilotfish.engines.constraint import DEAD_END
 from pilotfish.engines.manifest import Manifest
@@ -139,7 +139,10 @@ class StreamServer:
         logprobs = None if generation.logprobs is None else generation.logprobs.commit(len(ids))
         times = job_times(job, stream.received_ns)
         self.metrics.record_times(times.queue_ns * 1e-9, times.verify_ns * 1e-9)
-        tokens = _make_tokens(session, generation, start, times, attached, accepted)
+        omitted_mass = sum_omitted(job.omitted, range(accepted + 1))
+        if omitted_mass is not None:
+            self.metrics.record_omitted(generation.protocol, omitted_mass)
+        tokens = _make_tokens(session, generation, start, times, attached, accepted, omitted_mass)
         self._send(generation, stream.client, tokens, ids, logprobs)
         stream.received_ns = time.monotonic_ns()
         self._queue_token(session, generation)
@@ -168,10 +171,12 @@ def _make_tokens(
     times: m.Times,
     attached: AttachedHints = NO_HINTS,
     accepted: int = 0,
+    omitted_mass: float | None = None,
 ) -> m.Tokens:
     """Return the header of tokens from position ``start`` on.
 
     attached: drafts of the pass that computed the tokens. accepted: number of accepted drafts.
+    omitted_mass: from an ensemble, see `wire.messages.Tokens`.
     """
     return m.Tokens(
         session=session.id,
@@ -181,6 +186,7 @@ def _make_tokens(
         source=attached.budget.name if attached.budget is not None else "",
         drafted=len(attached.ids),
         accepted=accepted,
+        omitted_mass=omitted_mass,
     )
 
 

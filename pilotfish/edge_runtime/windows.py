@@ -26,7 +26,7 @@ from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.generation import Generation, WindowState
 from pilotfish.edge_runtime.logits_processors import RowProcessor
 from pilotfish.edge_runtime.replies import Replies, job_times
-from pilotfish.edge_runtime.scheduler import Job
+from pilotfish.edge_runtime.scheduler import Job, sum_omitted
 from pilotfish.edge_runtime.sessions import Session
 from pilotfish.engines.constraint import DEAD_END
 from pilotfish.engines.manifest import Manifest
@@ -277,13 +277,9 @@ def _verify(
 
 def _add_omitted(decision: Decision, draft: Draft, omitted: NDArray[np.float64] | None) -> Decision:
     """Add the note `OMITTED_MASS` to a decision by an ensemble. omitted: `Output.omitted`."""
-    if omitted is None:
-        return decision
     path = draft.path(decision.accepted)
-    rows = [0, *path][: min(draft.depth, len(path) + 1)]
-    # rounding can make a worker's retained mass a little more than 1
-    bound = float(np.clip(omitted[rows], 0.0, 1.0).sum())
-    return decision._replace(notes=(*decision.notes, bound))
+    bound = sum_omitted(omitted, [0, *path][: min(draft.depth, len(path) + 1)])
+    return decision if bound is None else decision._replace(notes=(*decision.notes, bound))
 
 
 def _expect_no_dead_end(

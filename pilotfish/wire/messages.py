@@ -61,6 +61,10 @@ class Header(
     """Base of all headers."""
 
 
+class HeaderWithOption(Header, frozen=True):
+    """A header whose last field takes no byte while it is None: `encode` leaves it out."""
+
+
 class Limits(Header, frozen=True):
     """Limits for one client."""
 
@@ -74,7 +78,10 @@ class Limits(Header, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="hello", gc=False):
-    """The first message of a connection. A newer device may send more fields."""
+    """The first message of a connection. A newer device may send more fields.
+
+    Fields with defaults may be missing, so that an edge can read the version of any device.
+    """
 
     version: U31
     tokenizer: Text  # fingerprint of the drafter's tokenizer
@@ -233,8 +240,7 @@ class Ping(Header, tag="ping", frozen=True):
 class Train(Header, tag="train", frozen=True):
     """A request for ``pongs`` `Pong`s at once, each with ``bytes`` random bytes in a frame.
 
-    The train itself may have a frame, which no pong returns. Only an edge whose `Welcome` says
-    ``trains`` answers it.
+    The train itself may have a frame, which no pong returns.
     """
 
     nonce: U63
@@ -281,18 +287,14 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="w
     limits: Limits
     received_ns: U63
     sent_ns: U63  # received_ns and sent_ns: on the edge's monotonic clock
-    passes: Annotated[list[PassTime], msgspec.Meta(max_length=64)] = []
-    digest: Name = ""  # digest of the target's artifact, different for each precision
-    tokenizer: Text = ""  # fingerprint of the target's tokenizer
-    vocabulary: Name = ""  # SHA-256 (hex) of the vocabulary; "": `Fetch` is not offered
-    vocabulary_bytes: U31 = 0
+    passes: Annotated[list[PassTime], msgspec.Meta(max_length=64)]
+    digest: Name  # digest of the target's artifact, different for each precision
+    tokenizer: Text  # fingerprint of the target's tokenizer
+    vocabulary: Name  # SHA-256 (hex) of the vocabulary; "": `Fetch` is not offered
+    vocabulary_bytes: U31
     # pass times of the edge's own drafter, if it has one
-    drafts: Annotated[list[PassTime], msgspec.Meta(max_length=64)] = []
-    chunks: bool = False  # the edge accepts large messages in chunks
-    trains: bool = False  # the edge answers a `Train`
-    paced: bool = (
-        False  # the edge's TCP sends at a pace (BBR), and not as fast as the link takes it
-    )
+    drafts: Annotated[list[PassTime], msgspec.Meta(max_length=64)]
+    paced: bool  # the edge's TCP sends at a pace (BBR), and not as fast as the link takes it
 
 
 class Ack(Header, tag="ack", frozen=True):
@@ -352,11 +354,12 @@ class StatesRequest(Header, tag="inquiry", frozen=True):
     times: Times
 
 
-class Tokens(Header, tag="tokens", frozen=True):
+class Tokens(HeaderWithOption, tag="tokens", frozen=True):
     """Committed ids from position ``start`` on, in frame 0 (`stream`, `ahead`).
 
     Under `ahead`: the pass included ``drafted`` drafts of this ``source``; the first ``accepted``
-    ids are accepted drafts.
+    ids are accepted drafts. omitted_mass: from a federation, the probability that its workers left
+    out, summed over the positions of these drafts and the next one; None in repeated tokens.
     """
 
     session: SessionId
@@ -366,6 +369,7 @@ class Tokens(Header, tag="tokens", frozen=True):
     source: Name = ""
     drafted: U31 = 0
     accepted: U31 = 0
+    omitted_mass: NotNegative | None = None
 
 
 class Pong(Header, tag="pong", frozen=True):
@@ -431,6 +435,10 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 def encode(message: msgspec.Struct) -> bytes:
     """Encode the header frame of a message."""
+    if isinstance(message, HeaderWithOption):
+        fields = msgspec.structs.astuple(message)
+        if fields[-1] is None:
+            return _encoder.encode([message.__struct_config__.tag, *fields[:-1]])
     return _encoder.encode(message)
 
 

@@ -16,7 +16,17 @@ from typing import Annotated, Final
 import msgspec
 
 from pilotfish.speculation.logits_options import MOST_BIASED
-from pilotfish.wire.messages import MAX_WINDOW, U31, U63, Buffer, Header, Name, Text, decode_checked
+from pilotfish.wire.messages import (
+    MAX_WINDOW,
+    U31,
+    U63,
+    Buffer,
+    Header,
+    HeaderWithOption,
+    Name,
+    Text,
+    decode_checked,
+)
 
 VERSION: Final = 3
 MAX_ITEMS: Final = 1024
@@ -33,12 +43,14 @@ class Greet(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="gre
     version: U31
 
 
-class Attach(Header, tag="attach", frozen=True):
+class Attach(HeaderWithOption, tag="attach", frozen=True):
     """The order to attach the node to this edge, with empty slots.
 
     top_k, values: K and the format of a worker's answers (`wire.codecs.topk`). states: the format
     of states between stages (`wire.codecs.hidden`). next, next_key: address and public key (Z85,
-    empty without keys) of the next stage; an empty address: the edge itself.
+    empty without keys) of the next stage; an empty address: the edge itself. mass: with it a worker
+    chooses K for each row, the smallest number of tokens whose probabilities have a sum of at least
+    ``mass``, and at most ``top_k``; None: K is ``top_k`` in all rows.
     """
 
     incarnation: Incarnation
@@ -47,16 +59,7 @@ class Attach(Header, tag="attach", frozen=True):
     states: Name = ""
     next: Text = ""
     next_key: Annotated[bytes, msgspec.Meta(max_length=40)] = b""
-
-
-class AttachByMass(Attach, tag="attach_by_mass", frozen=True, kw_only=True):
-    """`Attach` for a worker that chooses K for each row.
-
-    K is the smallest number of tokens whose probabilities have a sum of at least ``mass``, and at
-    most ``top_k``. A message of its own, since older workers know only a fixed K.
-    """
-
-    mass: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+    mass: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
 
 
 class Item(Header, frozen=True):
@@ -78,22 +81,6 @@ class Item(Header, frozen=True):
     temperature: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
 
 
-class Step(Header, tag="step", frozen=True):
-    """A pass over some slots, each at most once.
-
-    Frame 0: path and new tokens of all items, u32. Frame 1: the parents of all tree nodes, i16,
-    numbered within their tree; −1: the token before the tree. Frame 2, only for a stage: the states
-    of all new tokens. compute_ns: compute time of each stage that has run the step.
-    """
-
-    incarnation: Incarnation
-    number: U63
-    items: Annotated[list[Item], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
-    compute_ns: Annotated[list[U63], msgspec.Meta(max_length=256)] = msgspec.field(
-        default_factory=list
-    )
-
-
 class ItemOptions(Header, frozen=True):
     """Changes of the logits of an item's rows, before a worker takes the likeliest tokens.
 
@@ -110,14 +97,26 @@ class ItemOptions(Header, frozen=True):
     masked: bool = False
 
 
-class StepWithOptions(Step, tag="step_with_options", frozen=True, kw_only=True):
-    """`Step` to a worker, with changes of logits; ``options`` has an entry for each item.
+class Step(HeaderWithOption, tag="step", frozen=True):
+    """A pass over some slots, each at most once.
 
-    Frame 2: the biases of all items, each a token u32 and its bias f32. Frame 3: the masks of all
-    masked items' rows (`wire.codecs.masks`); empty without such rows.
+    Frame 0: path and new tokens of all items, u32. Frame 1: the parents of all tree nodes, i16,
+    numbered within their tree; −1: the token before the tree. Frame 2, only for a stage: the states
+    of all new tokens. compute_ns: compute time of each stage that has run the step.
+
+    options: an entry for each item, only for a worker and only if an item has changes of logits.
+    Such a step has two more frames. Frame 2: the biases of all items, each a token u32 and its bias
+    f32. Frame 3: the masks of all masked items' rows (`wire.codecs.masks`); empty without such
+    rows.
     """
 
-    options: Annotated[list[ItemOptions | None], msgspec.Meta(max_length=MAX_ITEMS)]
+    incarnation: Incarnation
+    number: U63
+    items: Annotated[list[Item], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
+    compute_ns: Annotated[list[U63], msgspec.Meta(max_length=256)] = msgspec.field(
+        default_factory=list
+    )
+    options: Annotated[list[ItemOptions | None], msgspec.Meta(max_length=MAX_ITEMS)] | None = None
 
 
 # From a node
@@ -128,7 +127,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="rea
 
     stage, stages: number of the stage and of all stages; 0 and 0 for a whole model. first_layer,
     layers: the stage's first layer and number of layers. whole: digest of the artifact that was
-    cut into stages. options: whether it takes a `StepWithOptions`.
+    cut into stages.
     """
 
     version: U31
@@ -145,7 +144,6 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="rea
     first_layer: U31 = 0
     layers: U31 = 0
     whole: Name = ""
-    options: bool = False
 
 
 class AttachReply(Header, tag="attached", frozen=True):
@@ -170,7 +168,7 @@ class Refused(Header, tag="refused", frozen=True):
     message: Text
 
 
-Order = Greet | Attach | AttachByMass | Step | StepWithOptions
+Order = Greet | Attach | Step
 Report = Ready | AttachReply | Scored | Refused
 
 _orders: "msgspec.msgpack.Decoder[Order]" = msgspec.msgpack.Decoder(Order)

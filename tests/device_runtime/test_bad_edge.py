@@ -26,6 +26,7 @@ from pilotfish.wire import messages as m
 from pilotfish.wire.codecs.counts import encode_counts
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY
 from pilotfish.wire.protocols.dssd import P_BITS
+from pilotfish.wire.transfer import unpack
 from tests.conftest import CONTEXT, VOCAB, Pair
 from tests.support.hostile import COLD, PROMPT
 
@@ -34,10 +35,13 @@ Answer = list[m.Reply | bytes]
 
 
 class LyingEdge(threading.Thread):
-    """A ROUTER that welcomes devices, answers pings, and the rest by a script.
+    """A ROUTER that welcomes devices, answers pings and trains, and the rest by a script.
 
-    The script makes of a request the parts of each message to send.
+    The script makes of a request the parts of each message to send. It gets a message that comes in
+    chunks as a whole; if ``assembles`` is false, it gets the chunks.
     """
+
+    assembles = True
 
     def __init__(self, pair: Pair, script: Callable[[m.DeviceMessage], list[Answer]]) -> None:
         super().__init__(daemon=True)
@@ -50,6 +54,7 @@ class LyingEdge(threading.Thread):
         self.endpoint = f"tcp://127.0.0.1:{port}"
         self._over = threading.Event()
         self.requests: list[m.DeviceMessage] = []
+        self._bodies: dict[bytes, bytearray] = {}  # transfer → bytes so far
 
     def welcome(self) -> m.Welcome:
         return m.Welcome(
@@ -57,6 +62,8 @@ class LyingEdge(threading.Thread):
             padded_vocab_size=VOCAB, hidden_size=64, eos_ids=self._manifest.eos_ids,
             protocols=[*PROTOCOL_REGISTRY], received_ns=1, sent_ns=2,
             limits=m.Limits(context=CONTEXT, window=64, message_bytes=2**20, sessions=1),
+            passes=[], digest="", tokenizer=self._manifest.tokenizer_fingerprint,
+            vocabulary="", vocabulary_bytes=0, drafts=[],
         )  # fmt: skip
 
     def run(self) -> None:
@@ -69,15 +76,32 @@ class LyingEdge(threading.Thread):
 
     def _answer(self, client: bytes, header: bytes, *frames: bytes) -> None:
         request = m.decode_device_message(header)
+        if isinstance(request, m.Chunk) and self.assembles:
+            self._take_chunk(client, request, frames[0])
+            return
         self.requests.append(request)
         answers = self._script(request)
         if not answers and isinstance(request, m.Hello):
             answers = [[self.welcome()]]
         if not answers and isinstance(request, m.Ping):
             answers = [[m.Pong(nonce=request.nonce, received_ns=1, sent_ns=1), *frames]]
+        if not answers and isinstance(request, m.Train):
+            pong: Answer = [m.Pong(nonce=request.nonce, received_ns=1, sent_ns=1)]
+            pong += [bytes(request.bytes)] if request.bytes else []
+            answers = [pong] * request.pongs
         for parts in answers:
             packed = [p if isinstance(p, bytes) else m.encode(p) for p in parts]
             self._socket.send_multipart([client, *packed])
+
+    def _take_chunk(self, client: bytes, chunk: m.Chunk, data: bytes) -> None:
+        """Acknowledge a chunk; answer the message once it is complete, or asked for again."""
+        body = self._bodies.setdefault(chunk.transfer, bytearray())
+        body += data if chunk.offset == len(body) else b""
+        ack = m.Ack(transfer=chunk.transfer, offset=len(body))
+        self._socket.send_multipart([client, m.encode(ack)])
+        if len(body) == chunk.total:
+            header, frames = unpack(bytes(body))
+            self._answer(client, *map(bytes, (header, *frames)))
 
     def stop(self) -> None:
         self._over.set()
@@ -242,7 +266,7 @@ PULLS: dict[str, tuple[type[PilotfishError], list[bytes]]] = {
 }
 
 
-def streamed(*frames: bytes, **info: int | str) -> Callable[[m.DeviceMessage], list[Answer]]:
+def streamed(*frames: bytes, **info: float | str) -> Callable[[m.DeviceMessage], list[Answer]]:
     """Answer every pull with this."""
 
     def script(request: m.DeviceMessage) -> list[Answer]:
@@ -280,7 +304,7 @@ def test_more_tokens_than_were_asked_for(liar, count: int, protocol: str) -> Non
     assert len(committed._ids) < 1000
 
 
-ACCOUNTS: dict[str, dict[str, int | str]] = {
+ACCOUNTS: dict[str, dict[str, float | str]] = {
     "more accepted than drafted": {"source": "device", "drafted": 2, "accepted": 3},
     "more accepted than sent": {"source": "device", "drafted": 9, "accepted": 6},
     "accepted of nothing": {"accepted": 1},
@@ -288,13 +312,21 @@ ACCOUNTS: dict[str, dict[str, int | str]] = {
     "an unknown source": {"source": "elsewhere", "drafted": 3, "accepted": 1},
     "more drafts than a pass has": {"source": "edge", "drafted": 16, "accepted": 1},
     "drafts without end": {"source": "device", "drafted": 2**31 - 1, "accepted": 0},
+    "more omitted than there is": {"omitted_mass": 1.01},
+    "more omitted than of two tokens": {
+        "source": "edge",
+        "drafted": 3,
+        "accepted": 1,
+        "omitted_mass": 2.01,
+    },
+    "endless omitted mass": {"omitted_mass": float("inf")},
 }
 
 
 @pytest.mark.parametrize("protocol", ["stream", "ahead"])
 @pytest.mark.parametrize("options", ACCOUNTS.values(), ids=ACCOUNTS.keys())
 def test_an_account_of_drafts_that_cannot_be(
-    liar, options: dict[str, int | str], protocol: str
+    liar, options: dict[str, float | str], protocol: str
 ) -> None:
     _, device = liar(streamed(some_ids(5), **options))
     with pytest.raises(MalformedError, match="counts of drafts"):

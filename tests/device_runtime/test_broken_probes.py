@@ -1,4 +1,4 @@
-"""A probe of the rates that meets a broken connection, an older edge or a limit ends soon."""
+"""A probe of the rates that meets a broken connection, a refusal or a limit ends soon."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def test_a_broken_probe_sends_one_message_again(edge: EdgeServer, way: str) -> N
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
-def test_an_older_edge_that_takes_over_during_a_probe(
+def test_an_edge_that_takes_over_during_a_probe_and_refuses_trains(
     pair: Pair, edge: EdgeServer, way: str
 ) -> None:
-    """It does not know trains; that is no fault of the user's request."""
+    """That is no fault of the user's request."""
     broken: list[bool] = []
 
     def code_of(message: m.DeviceMessage) -> str | None:
@@ -111,6 +111,20 @@ def test_an_older_edge_that_takes_over_during_a_probe(
     assert refusing.refused >= 1
     assert len(answer.tokens) > 0
     assert (state.up, state.down) == (None, None)
+
+
+def test_an_edge_of_another_version_has_unknown_rates(edge: EdgeServer) -> None:
+    """Without a handshake, as in `pilotfish probe`, no version is compared before the trains."""
+
+    def code_of(message: m.DeviceMessage) -> str | None:
+        return "malformed" if isinstance(message, m.Train) else None
+
+    with Refusing(edge.endpoint, code_of) as refusing, linked(refusing.endpoint) as link:
+        measure_rates(link)
+        ping(link)  # takes no failure of a train for its own
+        assert refusing.refused == 1 + len(FIRST_TRAIN)
+        assert link.state().rtt is not None
+        assert (link.state().up, link.state().down) == (None, None)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "messages", "all messages"])

@@ -117,14 +117,12 @@ def test_whoever_changes_his_mind_often_is_not_refused(
         assert time.monotonic() - began_s < 8.0
 
 
-def test_older_edges_and_devices_get_whole_messages(
+def test_a_device_without_slices_gets_whole_replies(
     locked_edge: EdgeServer, key_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with linked(locked_edge.endpoint, key_folders["alice"]) as link:
-        monkeypatch.setattr(EdgeLink, "takes_chunks", False)
         monkeypatch.setattr(EdgeLink, "_current_hello", lambda self: HELLO)
         answer = echoed(link, 200_192)
-        assert not answer.resent
         assert answer.downlink_bytes < 200_300
 
 

@@ -14,11 +14,11 @@ def test_each_connection_knows_which_ways_are_paced() -> None:
         if connection == 1:  # the measurement begins before the welcome, or on a later connection
             estimator.on_rates(connection, 7e6, 7e6, Probing())
             assert estimator.state(far).up is not None
-            estimator.on_welcome(trains=True, paced=(True, False))
+            estimator.on_welcome((True, False))
         else:
             estimator.on_rates(connection, 7e6, 7e6, Probing())
         state = estimator.state(far)
         assert state.up is None
         assert state.down is not None
-    estimator.on_welcome(trains=True, paced=(False, False))
+    estimator.on_welcome((False, False))
     assert estimator.state(far).up is not None

@@ -6,7 +6,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 
-import msgspec
 import pytest
 
 from pilotfish.base.errors import MalformedError, PilotfishError
@@ -26,10 +25,9 @@ Script = Callable[[m.DeviceMessage], list[Answer]]
 
 
 class ChunkingLiar(LyingEdge):
-    """Says that it takes chunks."""
+    """Answers chunks by its script."""
 
-    def welcome(self) -> m.Welcome:
-        return msgspec.structs.replace(super().welcome(), chunks=True)
+    assembles = False
 
 
 @pytest.fixture

@@ -68,6 +68,15 @@ def test_status_tells_acceptance_and_the_stages_of_the_newest_protocol(status):
     assert status.snapshot()["rounds"]["count"] == 1
 
 
+def test_status_tells_a_federations_omitted_mass_under_every_protocol(status):
+    """It is the mean over verified positions and streamed tokens; repeated ones have none."""
+    status.add_round(a_round(accepted=1, notes={"omitted_mass": 0.5}))
+    status.add_round(a_round("stream", window=0, accepted=0, notes={"omitted_mass": 0.25}))
+    status.add_round(a_round("stream", window=0, accepted=0, tokens=5))
+    status.add_round(a_round("ahead", window=3, accepted=2, notes={"omitted_mass": 0.75}))
+    assert status.snapshot()["omitted_mass"] == pytest.approx((0.5 + 0.25 + 0.75) / (2 + 1 + 3))
+
+
 def test_status_tells_why_a_protocol_was_chosen_and_what_was_recovered(status):
     choice = Choice(policy="model", protocol="greedy", window=3, token_s=0.02, reason="cheapest")
     for i in range(40):

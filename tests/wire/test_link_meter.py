@@ -17,6 +17,7 @@ from pilotfish.wire.link.state import signal_dbm
 from pilotfish.wire.link.tcp import Segments, is_paced, read_segments
 
 MS = 1_000_000
+ENOUGH = 4  # large messages that agree are a rate
 
 
 class Road:
@@ -27,6 +28,10 @@ class Road:
         self.offset_ns = 987_654_321_000  # the edge's clock, ahead of ours
         # so that the last exchanges have just happened
         self.now_ns = time.monotonic_ns() - int(1e9)
+
+    def exchanges(self, count: int, **options: int) -> None:
+        for _ in range(count):
+            self.exchange(**options)
 
     def exchange(
         self,
@@ -60,8 +65,8 @@ def test_rtt_and_rates_are_found(rtt_s: float, up: float, down: float, size: int
     for _ in range(3):
         road.exchange()
     small_s = rtt_s + 8 * 60 / up + 8 * 60 / down
-    road.exchange(up=size)
-    road.exchange(down=size)
+    road.exchanges(ENOUGH, up=size)
+    road.exchanges(ENOUGH, down=size)
     state = meter.state()
     assert state.rtt is not None
     assert state.up is not None
@@ -85,12 +90,12 @@ def test_both_ways_are_told_apart() -> None:
 
 def test_small_messages_say_nothing_about_rates_and_large_ones_nothing_about_rtt() -> None:
     road = Road(LinkMeter(), 0.02, 10e6, 10e6)
-    road.exchange(up=SMALL_BYTES + 1)
-    road.exchange(up=LARGE_BYTES)
+    road.exchanges(ENOUGH, up=SMALL_BYTES + 1)
+    road.exchanges(ENOUGH, up=LARGE_BYTES)
     assert road.meter.state().rtt is None
     assert road.meter.state().up is None  # how much of it was the RTT?
     road.exchange()
-    road.exchange(up=LARGE_BYTES - 1)
+    road.exchanges(ENOUGH, up=LARGE_BYTES - 1)
     state = road.meter.state()
     assert state.rtt is not None
     assert state.up is None
@@ -170,31 +175,17 @@ def test_a_rate_that_jitter_hides_is_not_taken_for_a_high_one() -> None:
         assert road.meter.state().up is None
 
 
-def test_after_one_rtt_only_a_transfer_that_exceeds_it_is_a_rate() -> None:
-    """One RTT does not tell the jitter: 12 kB at 172 Mbit/s take 0.6 of 20 ms."""
-    for up_bps, known in ((172e6, False), (50e6, False), (4e6, True)):
-        road = Road(LinkMeter(), 0.02, up_bps, 10e6)
-        road.exchange()
-        road.exchange(up=12_000)
-        assert (road.meter.state().up is not None) == known
-
-
-@pytest.mark.parametrize("tried", [True, False])
-def test_where_there_are_trains_only_large_messages_that_agree_are_a_rate(tried: bool) -> None:
+def test_only_large_messages_that_agree_are_a_rate() -> None:
     """Jitter of some milliseconds hides 12 kB at 172 Mbit/s, and not 12 kB at 4 Mbit/s."""
     for up_bps, known in ((172e6, False), (4e6, True)):
         for seed in range(10):
             road, random = Road(LinkMeter(), 0.02, up_bps, 10e6), Random(seed)
             road.exchange()
-            if tried:
-                road.meter.record_trains(None, None)
-            else:
-                road.meter.expect_trains()
             for count in range(1, 20):
                 road.rtt_s = 0.02 + 0.005 * random.random()
                 road.exchange(up=12_000)
                 reading = road.meter.state().up
-                assert reading is None or (known and count >= 4)
+                assert reading is None or (known and count >= ENOUGH)
                 if reading is not None:
                     assert reading.value == pytest.approx(up_bps, rel=0.15)
             assert (reading is not None) == known
@@ -209,7 +200,7 @@ def test_a_rate_that_may_be_the_pace_of_tcp_is_unknown(
     """BBR begins with some 40 kB in an RTT: at 40 ms that is 8 Mbit/s, whatever the link takes."""
     meter = LinkMeter()
     meter.paced = paced, False
-    meter.record_trains(7e6, 7e6)
+    meter.record_rates(7e6, 7e6)
     state = meter.state(Segments(10, 0, rtt_s))
     assert (state.up is not None) == known
     assert state.down is not None
@@ -219,7 +210,7 @@ def test_large_messages_show_that_a_link_has_become_slower() -> None:
     """The rate that trains measured counts until then, and no stalled message outvotes it."""
     road = Road(LinkMeter(lambda: road.now_ns), 0.02, 10e6, 10e6)
     road.exchange()
-    road.meter.record_trains(10e6, 10e6)
+    road.meter.record_rates(10e6, 10e6)
     road.up_bps = 2e6
     road.exchange(up=12_000)
     state = road.meter.state()
@@ -343,7 +334,7 @@ def test_a_stall_during_one_exchange_stays_in_no_reading(at: int, stall_s: float
             if alone:
                 road.meter.begin_answer()
         road.rtt_s = 0.02
-        road.exchange(up=12_000, down=12_000)
+        road.exchanges(ENOUGH, up=12_000, down=12_000)
         state = road.meter.state()
         assert state.rtt is not None
         assert state.jitter is not None
@@ -373,14 +364,14 @@ def test_the_first_reading_may_be_a_stall_and_then_tells_no_rate() -> None:
     road = Road(LinkMeter(), 1.0, 20e6, 50e6)
     road.exchange()
     road.rtt_s = 0.02
-    road.exchange(up=12_000, down=12_000)
+    road.exchanges(ENOUGH, up=12_000, down=12_000)
     assert road.meter.state().up is None
 
 
 @pytest.mark.parametrize("stall_s", [1.0, 5.0])
 def test_a_stall_during_one_transfer_is_no_rate(stall_s: float) -> None:
     road = Road(LinkMeter(), 0.02, 20e6, 50e6)
-    for _ in range(3):
+    for _ in range(ENOUGH):
         road.exchange()
         road.exchange(up=12_000, down=12_000)
     road.meter.begin_answer()
@@ -391,8 +382,7 @@ def test_a_stall_during_one_transfer_is_no_rate(stall_s: float) -> None:
     assert state.up.value == pytest.approx(20e6, rel=0.15)
     road.rtt_s = 0.02
     road.up_bps = 1e6  # and what lasts is followed
-    for _ in range(2):
-        road.exchange(up=12_000, down=12_000)
+    road.exchanges(2 * ENOUGH, up=12_000, down=12_000)
     state = road.meter.state()
     assert state.up is not None
     assert state.up.value == pytest.approx(1e6, rel=0.15)

@@ -88,6 +88,15 @@ def test_a_reply_comes_out_as_it_went_in(kind: type) -> None:
     check()
 
 
+def test_tokens_of_one_model_have_no_byte_for_an_omitted_mass() -> None:
+    times = m.Times(received_ns=1, held_ns=1, queue_ns=1, verify_ns=1)
+    tokens = m.Tokens(session=b"s" * 16, generation=1, start=200, times=times)
+    *fields, source, drafted, accepted = msgspec.msgpack.decode(m.encode(tokens))
+    assert (len(fields), source, drafted, accepted) == (5, "", 0, 0)
+    averaged = msgspec.structs.replace(tokens, omitted_mass=0.5)
+    assert len(m.encode(averaged)) == len(m.encode(tokens)) + 9
+
+
 @given(st.text(max_size=1024), st.sampled_from(REPLIES + get_args(Report)), st.data())
 def test_words_come_in_as_one_printable_line(text: str, kind: type, data: st.DataObject) -> None:
     """Whatever the other end says: it may stand in a log, on a terminal, in a status line."""

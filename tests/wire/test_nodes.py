@@ -47,6 +47,19 @@ def test_the_largest_step_has_room() -> None:
     assert len(m.encode(step)) <= nodes.HEADER_BYTES
 
 
+def test_an_option_that_is_not_used_takes_no_byte() -> None:
+    """Without its last field a header ends before it."""
+    item = nodes.Item(slot=1, start=200, size=5, rows=5, temperature=1.0)
+    attach = nodes.Attach(incarnation=b"i" * 16, top_k=64, values="fp16")
+    step = nodes.Step(incarnation=b"i" * 16, number=300, items=[item])
+    for message, used in ((attach, {"mass": 0.9}), (step, {"options": [None]})):
+        fields = msgspec.msgpack.decode(m.encode(message))
+        assert len(fields) == len(message.__struct_fields__)  # the tag, and all but the last
+        with_option = m.encode(msgspec.structs.replace(message, **used))
+        option = msgspec.msgpack.encode([*used.values()])
+        assert len(with_option) == len(m.encode(message)) + len(option) - 1
+
+
 @given(st.binary(max_size=200))
 def test_noise_is_malformed(noise: bytes) -> None:
     for decode in (nodes.decode_order, nodes.decode_report):

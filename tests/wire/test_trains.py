@@ -15,7 +15,7 @@ from tests.channel_grid import Link, SimulatedDevice, score_grid
 @pytest.mark.parametrize(("by_message", "window"), [(False, False), (True, True)])
 def test_first_readings_are_true_or_unknown(by_message: bool, window: bool) -> None:
     """The goal over RTT, jitter, rate and loss; under the harsher laws, too."""
-    scores = score_grid(1, trains=True, by_message=by_message, window=window)
+    scores = score_grid(1, by_message=by_message, window=window)
     assert scores["all"].true_share >= 0.9
     assert scores["easy"].unknown_share <= 0.1
     assert scores["hard"].unknown_share <= 0.4
@@ -24,7 +24,7 @@ def test_first_readings_are_true_or_unknown(by_message: bool, window: bool) -> N
 
 def test_after_three_answers_rates_are_close() -> None:
     """Whatever the windows of the answers add; lost segments delay many of these."""
-    scores = score_grid(1, trains=True, answers=3)
+    scores = score_grid(1, answers=3)
     assert scores["all"].close_share >= 0.95
     assert scores["easy"].unknown_share <= 0.1
     assert scores["hard"].unknown_share <= 0.4

@@ -62,17 +62,15 @@ class HandshakeLine(Line):
     def on_welcome(self, welcome: Welcome | None) -> None:
         """Set the edge's welcome."""
         self.welcomed = welcome
-        trains, paced = (welcome.trains, welcome.paced) if welcome is not None else (False, False)
-        self.estimator.on_welcome(trains=trains, paced=(is_paced(), paced))
+        edge_paces = welcome is not None and welcome.paced
+        self.estimator.on_welcome((is_paced(), edge_paces))
         suits = self._required in (None, self.vocabulary)
         self.welcome = welcome if suits else None
 
     @property
     def vocabulary(self) -> str | None:
-        """Fingerprint of the last edge's vocabulary; for an older edge, the drafter's."""
-        if self.welcomed is None or self._hello is None:
-            return None
-        return self.welcomed.tokenizer or self._hello.tokenizer
+        """Fingerprint of the last edge's vocabulary; None before the first welcome."""
+        return None if self.welcomed is None else self.welcomed.tokenizer
 
     @property
     def _ready(self) -> bool:
@@ -82,11 +80,6 @@ class HandshakeLine(Line):
         if self._hello is None:
             return True
         return self._greeted_on == self.connection and self.welcome is not None
-
-    @property
-    def takes_chunks(self) -> bool:
-        """Whether the edge takes large messages in chunks."""
-        return self.welcome is not None and self.welcome.chunks
 
     @property
     def status(self) -> LinkStatus:

@@ -45,23 +45,16 @@ class LinkEstimator:
         self._meter = LinkMeter()
         self._connection = 0  # number of the connection that the meter measures
         self._sent_bytes = 0  # bytes sent since the last measured reply
-        self.echoes = True  # whether the edge returns the bytes of a ping
-        self._has_trains = False  # whether the edge answers trains
         self._paced = False, False  # whether this machine's TCP and the edge's pace what they send
         # connection and time (monotonic, s) of the last measurement of the rates
         self._rates_tried = 0, 0.0
         self._lock = threading.Lock()
         self.probing = Probing()
 
-    def on_welcome(self, *, trains: bool, paced: tuple[bool, bool]) -> None:
-        """Note what limits the samples of rates.
-
-        trains: whether the edge answers trains; if so, only they and agreeing large messages count.
-        paced: whether TCP paces what is sent up and down.
-        """
+    def on_welcome(self, paced: tuple[bool, bool]) -> None:
+        """Note whether TCP paces what is sent up and down, which limits the rates to trust."""
         with self._lock:
-            self._has_trains, self._paced = trains, paced
-            self._tell_meter()
+            self._meter.paced = self._paced = paced
 
     def on_sent(self, size: int) -> None:
         """Count sent bytes: until a reply is measured, they delay the next request."""
@@ -99,12 +92,7 @@ class LinkEstimator:
         """Measure anew on a new connection: path and clock may be others."""
         if self._connection != connection:
             self._meter, self._connection = LinkMeter(), connection
-            self._tell_meter()
-
-    def _tell_meter(self) -> None:
-        self._meter.paced = self._paced
-        if self._has_trains:
-            self._meter.expect_trains()
+            self._meter.paced = self._paced
 
     def timings(self, answer: TimedReply, times: Times, ready_ns: int) -> Timings:
         """Return the stages of an exchange; its encoding began at ``ready_ns``.
@@ -146,7 +134,7 @@ class LinkEstimator:
         self._sent_bytes = 0
         with self._lock:
             self._follow(connection)
-            self._meter.record_trains(up_bps, down_bps)
+            self._meter.record_rates(up_bps, down_bps)
         self.probing = Probing(*(old + new for old, new in zip(self.probing, cost, strict=True)))
 
     def begin_rates(self, connection: int, fresh_s: float) -> tuple[bool, bool]:

@@ -15,37 +15,27 @@ from pilotfish.wire.link.train import RateProbe
 from pilotfish.wire.messages import Ping, Pong, Reply, Train
 
 RATES_FRESH_S = 60.0
-PROBE_BYTES = 12_000  # bytes of a ping that measures rates at an older edge: TCP's first window
 _PINGS = 2  # maximum pings to measure one RTT
 
 
-def ping(link: EdgeLink, size: int = 0) -> None:
-    """Measure the RTT, or with ``size`` bytes in each direction the rates; wait for the reply.
-
-    An older edge returns no bytes; then the downlink's rate stays unknown.
-    """
+def ping(link: EdgeLink) -> None:
+    """Measure the RTT; wait for the reply."""
     nonce = secrets.randbits(63)
-    frames = (secrets.token_bytes(size),) if size else ()  # random, so that no link compresses it
     answer = link.request(
-        Ping(nonce=nonce), frames, lambda reply: isinstance(reply, Pong) and reply.nonce == nonce
+        Ping(nonce=nonce), (), lambda reply: isinstance(reply, Pong) and reply.nonce == nonce
     )
-    pong, estimator = answer.reply, link.estimator
+    pong = answer.reply
     assert isinstance(pong, Pong)
-    estimator.echoes = estimator.echoes and len(answer.frames) == len(frames)
-    estimator.on_ping(answer, pong)
+    link.estimator.on_ping(answer, pong)
 
 
 def measure_rates(link: EdgeLink, *, brief: bool = False) -> None:
     """Measure the rates of both directions at once, by one or two trains each.
 
     A rate that the trains cannot tell stays unknown. So do both rates if the connection breaks: the
-    next one may take another path. brief: send only the first, short train. An older edge answers
-    no trains: one large ping measures what it can.
+    next one may take another path. brief: send only the first, short train.
     """
     link.await_handshake()
-    if not _takes_trains(link):
-        ping(link, PROBE_BYTES)
-        return
     rtt = link.estimator.state(None).rtt
     rtt_s = rtt.value if rtt is not None else math.inf
     connection = link.connection
@@ -81,10 +71,11 @@ def measure_rates(link: EdgeLink, *, brief: bool = False) -> None:
 def _answers(link: EdgeLink, awaited: Sequence[SentRequest]) -> list[TimedReply]:
     """Wait for the pongs of a train's messages; some are missing if the edge refuses messages.
 
-    An edge refuses a message if the key has no bytes or messages left, or if an older edge without
-    trains has just taken over. Each refused message has one failure in place of its pongs; all are
-    received here, so that no later request takes them for its own. After a message that had to be
-    sent again, the other pongs may be lost, too: the device does not wait for each of them.
+    An edge refuses a message if the key has no bytes or messages left. On a link without a
+    handshake (`pilotfish probe`) the edge may also be of another version, which knows no trains.
+    Each refused message has one failure in place of its pongs; all are received here, so that no
+    later request takes them for its own. After a message that had to be sent again, the other pongs
+    may be lost, too: the device does not wait for each of them.
     """
     answers: list[TimedReply] = []
     connection, refused = link.connection, None
@@ -101,18 +92,6 @@ def _answers(link: EdgeLink, awaited: Sequence[SentRequest]) -> list[TimedReply]
         if link.connection != connection:
             break
     return answers
-
-
-def _takes_trains(link: EdgeLink) -> bool:
-    """Whether the edge answers trains; without a handshake, try one of a single message."""
-    if link.welcome is not None:
-        return link.welcome.trains
-    try:
-        request = link.send(Train(nonce=secrets.randbits(63), pongs=1, bytes=0))
-        link.wait(request, _is_pong(request))
-    except MalformedError:
-        return False
-    return True
 
 
 def _send_trains(
@@ -153,8 +132,7 @@ def refresh(link: EdgeLink, *, rates: bool, anew: bool = False) -> None:
     if anew:
         _measure_rtt(link)
     state = link.estimator.state(None)
-    readings = (state.up, state.down) if link.estimator.echoes else (state.up,)
-    rates_due = rates and any(_is_older(rate, RATES_FRESH_S) for rate in readings)
+    rates_due = rates and any(_is_older(rate, RATES_FRESH_S) for rate in (state.up, state.down))
     if rates_due and not _is_older(state.rtt, RATES_FRESH_S):
         begins, is_first = link.estimator.begin_rates(link.connection, RATES_FRESH_S)
         if begins:

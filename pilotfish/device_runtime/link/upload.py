@@ -83,10 +83,6 @@ class UploadLink(RetryingLink, Protocol):
     uplink: ChunkFlow
     estimator: LinkEstimator
 
-    @property
-    def takes_chunks(self) -> bool:
-        """Whether the edge takes large messages in chunks."""
-
     def await_handshake(self) -> None:
         """Wait for a connection with a completed handshake."""
 
@@ -116,12 +112,10 @@ class ChunkedUploads:
     ) -> int | None:
         """Send a large message, or the part that the edge lacks; returns the sent bytes.
 
-        Returns None if the message must go in one piece: the link carries it in a short time, or
-        the edge takes no chunks. size: bytes of the frames, more than `LEAST_BYTES`. again: the
-        message was sent before, and may be lost.
+        Returns None if the message must go in one piece, since the link carries it in a short time.
+        size: bytes of the frames, more than `LEAST_BYTES`. again: the message was sent before, and
+        may be lost.
         """
-        if not self._link.takes_chunks:
-            return None
         self._flow.follow(self._link.connection)
         upload = self._upload
         if upload is not None and upload.message is message:
@@ -140,12 +134,10 @@ class ChunkedUploads:
         most = self._flow.whole_bytes(self._link.estimator.rates_bps()[0])
         return min(most, SEGMENT_BYTES) if again else most
 
-    def _deliver(self, upload: _ChunkedUpload) -> int | None:
+    def _deliver(self, upload: _ChunkedUpload) -> int:
         size, begun_s = 0, time.monotonic()
         while not upload.complete or upload.is_unsure:
             self._link.await_handshake()
-            if not self._link.takes_chunks:
-                return None
             if upload.connection not in (_NONE, self._link.connection):
                 upload.ask()
             self._flow.follow(self._link.connection)

@@ -207,12 +207,12 @@ class ServiceMetrics:
             if record.window:
                 counts.drafts[protocol] += 1
                 counts.accepted[protocol] += record.accepted
-                for name, value in record.notes.items():
-                    counts.notes[name, protocol] += value
                 for position in range(min(record.accepted, _POSITIONS)):
                     counts.accepted_at[str(position)] += 1
                 if record.accepted > _POSITIONS:
                     counts.accepted_at[f"{_POSITIONS}+"] += record.accepted - _POSITIONS
+            for name, value in record.notes.items():
+                counts.notes[name, protocol] += value
             for stage in STAGES:
                 seconds = getattr(record.timings, stage)
                 if seconds or record.window:  # protocols without drafts lack most stages

@@ -62,8 +62,8 @@ class ServiceStatus:
         self._connections = 0, False
         self._lock = threading.Lock()
         self._rounds: deque[Round] = deque(maxlen=_ROUNDS)
-        # since the start: numbers of verified and accepted tokens; sums of protocols' notes, by
-        # name
+        # since the start: numbers of verified, averaged and accepted positions; sums of protocols'
+        # notes, by name
         self._parts: Counter[str] = Counter()
         self._noted: dict[str, float] = defaultdict(int)
         # since the start, by source of hints: (drafted tokens, accepted tokens)
@@ -83,6 +83,7 @@ class ServiceStatus:
         with self._lock:
             self._rounds.append(record)
             self._parts["verified"] += record.verified
+            self._parts["averaged"] += record.averaged
             self._parts["accepted"] += record.accepted
             for name, value in record.notes.items():
                 self._noted[name] += value

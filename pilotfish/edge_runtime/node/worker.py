@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from msgspec.structs import replace
 
 from pilotfish.base.errors import MalformedError, UnsupportedError
 from pilotfish.edge_runtime.node.work import NodeWork, make_ready
@@ -13,7 +12,7 @@ from pilotfish.engines.engine import Engine
 from pilotfish.speculation.ensemble import TopRows, top_rows, top_rows_by_mass
 from pilotfish.wire.codecs.topk import TOPK_FORMATS, encode_topk, encode_topk_each
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.nodes import Attach, AttachByMass, Step, StepWithOptions
+from pilotfish.wire.nodes import Attach, Step
 
 
 class Worker(NodeWork):
@@ -28,7 +27,7 @@ class Worker(NodeWork):
         self._vocab = engine.model.vocab_size
         self._k, self._values = 0, ""
         self._mass: float | None = None  # retained mass for which the worker chooses K
-        self.ready = replace(make_ready(engine.model, engine.model.hidden_size), options=True)
+        self.ready = make_ready(engine.model, engine.model.hidden_size)
 
     def attach(self, attach: Attach) -> None:
         """Empty the slots, and set K and the format of the probabilities."""
@@ -38,17 +37,16 @@ class Worker(NodeWork):
                 f"with K of at least 1, in the formats {', '.join(TOPK_FORMATS)}."
             )
         self._engine.clear_all()
-        self._k, self._values = attach.top_k, attach.values
-        self._mass = attach.mass if isinstance(attach, AttachByMass) else None
+        self._k, self._values, self._mass = attach.top_k, attach.values, attach.mass
 
     def run_step(self, step: Step, frames: Sequence[Buffer]) -> list[Buffer]:
         """Run a step; return one frame, the top K of each row in the order of the items."""
-        expected = 4 if isinstance(step, StepWithOptions) else 2
+        expected = 2 if step.options is None else 4
         if len(frames) != expected:
-            raise MalformedError(f"A step has {expected} frames, not {len(frames)}.")
+            raise MalformedError(f"This step needs {expected} frames, not {len(frames)}.")
         works = decode_works(WorkFrames(step.items, *frames[:2]), self._engine, self._vocab)
-        if isinstance(step, StepWithOptions):
-            works = decode_options(step, frames[2:], works, self._vocab)
+        if step.options is not None:
+            works = decode_options(step.options, frames[2:], works, self._vocab)
         with engine_refusals():
             outputs = self._engine.run(works, self._feed_watchdog)
         for work, output in zip(works, outputs, strict=True):

@@ -28,7 +28,7 @@ import zmq
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import ConfigError, TargetLostError, UnsupportedError
-from pilotfish.edge_runtime.step_options import masks_of
+from pilotfish.edge_runtime.step_options import StatedWorks, state_works
 from pilotfish.edge_runtime.targets.node_client import NodeAddress, expect_encrypted
 from pilotfish.edge_runtime.targets.node_list import Federation, read_addresses, read_node_list
 from pilotfish.edge_runtime.targets.remote import RemotePass, RemoteTarget
@@ -61,9 +61,11 @@ _SAMPLE_ROWS = 16
 class _EnsemblePass(RemotePass):
     """Pass under way.
 
-    missing: indices of workers that have not answered. rows: worker index → its answer.
+    stated: its works with their options, encoded. missing: indices of workers that have not
+    answered. rows: worker index → its answer.
     """
 
+    stated: StatedWorks = field(kw_only=True)
     missing: set[int] = field(default_factory=set)
     rows: dict[int, list[TopRows]] = field(default_factory=dict)
     late: bool = False  # whether its late workers have been counted
@@ -104,9 +106,8 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
                     self.context,
                 )
                 self.context = worker.ready.context
-        self.takes_options = all(each.ready.options for each in self._workers if each.ready)
         for worker in self._workers:
-            worker.context, worker.takes_options = self.context, self.takes_options
+            worker.context = self.context
         workers = [(member.digest, member.weight) for member in self._workers]
         federation = self._federation
         cut = (federation.top_k, federation.mass) if federation.mass else federation.top_k
@@ -124,9 +125,10 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         """Send the pass to every worker that can take a step now."""
         now_s = self._clock.now_s
         everyone = set(range(len(self._workers)))
-        self._passes[number] = _EnsemblePass(number, works, now_s, missing=everyone)
+        stated = state_works(works, self.vocab_size)
+        self._passes[number] = _EnsemblePass(number, works, now_s, stated=stated, missing=everyone)
         for worker in self._workers:
-            worker.take_part(number, works, now_s)
+            worker.take_part(number, stated, now_s)
 
     def cached(self, slot: int, tokens: NDArray[np.uint32], rows: int) -> int:
         """Return the number of first tokens that the worker with most of them has cached."""
@@ -148,7 +150,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
             worker.attach_if_ready()
             for number, pending in self._passes.items():
                 if index in pending.missing and not worker.awaits(number):
-                    worker.take_part(number, pending.works, self._clock.now_s)
+                    worker.take_part(number, pending.stated, self._clock.now_s)
         for pending in list(self._passes.values()):
             if pending.missing:
                 self._apply_policy(pending, now_s)
@@ -233,7 +235,7 @@ class FederatedTarget(RemoteTarget[_EnsemblePass]):
         if any(work.rows for work in pending.works):
             answers = [pending.rows[index] for index in present]
             scheme = self._federation.reconstruction
-            masks = masks_of(pending.works, self.vocab_size)
+            masks = pending.stated.masks
             # [Σ rows, V]; all rows at once, or each row if workers choose K
             parts, begin = [], 0
             for rows in zip(*answers, strict=True):

@@ -70,9 +70,9 @@ class Target(ABC):
         context: number of positions of each slot.
         digest: identity of the target (hex); targets with different outputs have different digests.
         has_hidden_states: whether outputs have hidden states.
-        model_logits: whether the logits come from one model, not from an ensemble.
-        takes_options: whether an ensemble's models process their logits by `Work.options`.
-        vocab_size: width of their rows; 0 if the target does not take options.
+        model_logits: whether the logits come from one model. Otherwise they come from an ensemble,
+            whose models process their logits by `Work.options`.
+        vocab_size: width of an ensemble's rows; 0 for one model.
         lanes: number of parts that compute in parallel; slot s is in lane s mod lanes.
         depth: upper limit of passes under way in one lane.
         concurrent_passes: number of passes of a lane that different nodes compute at the same time;
@@ -85,7 +85,6 @@ class Target(ABC):
     digest: str
     has_hidden_states: bool = True
     model_logits: bool = True
-    takes_options: bool = False
     vocab_size: int = 0
     lanes: int = 1
     depth: int = 1

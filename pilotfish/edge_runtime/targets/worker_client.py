@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import MalformedError
 from pilotfish.edge_runtime.edge_config import MEBIBYTE, EdgeLimits
-from pilotfish.edge_runtime.step_options import encode_options, masks_of
+from pilotfish.edge_runtime.step_options import StatedWorks, state_works
 from pilotfish.edge_runtime.steps import encode_works, record_works
 from pilotfish.edge_runtime.targets.node_client import NodeAddress, NodeClient
 from pilotfish.edge_runtime.targets.node_list import Federation, WorkerEntry, lacks_room
@@ -27,7 +27,7 @@ from pilotfish.speculation.ensemble import TopRows, restrict
 from pilotfish.speculation.masks import Masks
 from pilotfish.wire.codecs.topk import decode_topk, decode_topk_each
 from pilotfish.wire.messages import Buffer
-from pilotfish.wire.nodes import Attach, AttachByMass, Ready, Scored, Step, StepWithOptions
+from pilotfish.wire.nodes import Attach, Ready, Scored, Step
 
 DEPTH = 2  # number of passes under way: one at the workers, one on its way to them
 _MOST_OPEN_STEPS = 2 * DEPTH  # upper limit of unanswered steps of a worker
@@ -52,8 +52,7 @@ class WorkerClient:
 
     digest: required digest of the worker's artifact; "": any digest, until the first attachment.
     context: required number of positions of its slots; 0 before the federation sets it. left_out:
-    whether the last finished pass was averaged without this worker. takes_options: whether the
-    worker must process logits. clock: the target's clock.
+    whether the last finished pass was averaged without this worker. clock: the target's clock.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class WorkerClient:
         limits = options.config.limits
         self.weight, self.digest = entry.weight, entry.digest
         self.context = 0
-        self.left_out = self.takes_options = False
+        self.left_out = False
         self._federation, self._clock = federation, clock
         self._manifest = options.artifact.manifest
         self._slots = limits.sessions
@@ -129,7 +128,7 @@ class WorkerClient:
         """Have the worker empty the slot at its next step."""
         self._contents.clear(slot)
 
-    def take_part(self, number: int, works: Sequence[Work], now_s: float) -> bool:
+    def take_part(self, number: int, stated: StatedWorks, now_s: float) -> bool:
         """Send a pass to the worker; return False if the worker cannot take a pass now.
 
         Under ``drop`` a worker that has missed many tokens gets them in a catch-up step, and takes
@@ -138,15 +137,16 @@ class WorkerClient:
         if not self._can_take_step:
             return False
         if self._federation.late == "drop":
-            missed = [(work, self._missing(work)) for work in works]
+            missed = [(work, self._missing(work)) for work in stated.works]
             # compare the missed tokens of each slot: their sum over many sessions could exceed any
             # limit, and the worker would never take part again
             if any(count > CHUNK for _, count in missed):
                 texts = [Work(work.slot, _text(work), 0) for work, count in missed if count]
                 self._catch_up = next(self._extra)
-                self._send(self._catch_up, texts, now_s)
+                vocab = self._manifest.vocab_size
+                self._send(self._catch_up, state_works(texts, vocab), now_s)
                 return False
-        self._send(number, works, now_s)
+        self._send(number, stated, now_s)
         return True
 
     def _missing(self, work: Work) -> int:
@@ -182,16 +182,14 @@ class WorkerClient:
         if (ready := self._client.unattached) is not None:
             self.digest = self.digest or ready.digest
             federation = self._federation
-            incarnation, values = secrets.token_bytes(16), federation.values
-            attach = Attach(incarnation=incarnation, top_k=federation.top_k, values=values)
-            if federation.mass:
-                attach = AttachByMass(
-                    incarnation=incarnation,
+            self._client.attach(
+                Attach(
+                    incarnation=secrets.token_bytes(16),
                     top_k=federation.top_k,
-                    values=values,
-                    mass=federation.mass,
+                    values=federation.values,
+                    mass=federation.mass or None,
                 )
-            self._client.attach(attach)
+            )
 
     def record_event(self, what: str) -> None:
         """Count an event of this worker, for example "late", in the metrics."""
@@ -219,23 +217,21 @@ class WorkerClient:
         oldest_s = min((owed.since_s for owed in self._open_steps.values()), default=math.inf)
         return self._clock.now_s - oldest_s
 
-    def _send(self, number: int, works: Sequence[Work], now_s: float) -> None:
+    def _send(self, number: int, stated: StatedWorks, now_s: float) -> None:
         assert self._incarnation is not None
+        works, options, masks = stated
         items, tokens, parents = encode_works(works, self._contents)
         record_works(works, self._contents)
-        frames = [tokens, parents]
-        step = Step(incarnation=self._incarnation, number=number, items=list(items))
-        if (stated := encode_options(works)) is not None:
-            frames += [stated.biases, stated.masks]
-            step = StepWithOptions(
-                incarnation=self._incarnation,
-                number=number,
-                items=list(items),
-                options=stated.items,
-            )
-        self._open_steps[number] = _OpenStep(
-            now_s, sum(work.rows for work in works), masks_of(works, self._manifest.vocab_size)
+        step = Step(
+            incarnation=self._incarnation,
+            number=number,
+            items=list(items),
+            options=None if options is None else options.items,
         )
+        frames = [tokens, parents]
+        if options is not None:
+            frames += [options.biases, options.masks]
+        self._open_steps[number] = _OpenStep(now_s, sum(work.rows for work in works), masks)
         self._metrics.node_bytes[self.name, "to"] += self._client.send(step, frames)
 
     def _rows(self, scored: Scored, frames: Sequence[Buffer]) -> list[TopRows]:
@@ -279,11 +275,6 @@ class WorkerClient:
             return (
                 f"it holds {ready.model} with digest {ready.digest}, not {self.digest}: if the "
                 "new model is intended, change the list of workers or restart this edge"
-            )
-        if self.takes_options and not ready.options:
-            return (
-                "it is of an older build, which cannot apply penalties, logit_bias and grammars: "
-                "upgrade it, or restart this edge to do without them"
             )
         return lacks_room(ready, self._slots, self.context)
 

@@ -8,8 +8,7 @@ The sum of both times needs no common clock. To split it, the meter estimates th
 from the quickest small exchange, assuming that its uplink and downlink times were equal. Small
 messages measure the RTT. Trains of messages measure rates (`wire.link.train`). Large messages
 (≥ 10 kB) measure a rate, too: their bits, divided by their time beyond half an RTT. Jitter and loss
-falsify this time, so several large messages must agree (`_LargeMessages`). At an edge without
-trains, one large message counts if its time is long compared with the differences between the RTTs.
+falsify this time, so several large messages must agree (`_LargeMessages`).
 
 A value is the median of an answer's last few samples, so a single stall changes nothing, and a
 changed link shows soon. A sample far from both neighbours does not count, since device or edge may
@@ -32,10 +31,8 @@ LARGE_BYTES = 10_000
 FRESH_S = 2.0  # age (s) up to which a reading needs no ping
 _MEDIAN_OF = 5
 _MAX_SAMPLES = 16
-_FEW = 3  # fewer RTTs do not tell how much they vary
 _LARGE_OF, _LEAST_LARGE = 8, 4  # largest and smallest number of last large messages that agree
 _AGREED = 0.15  # largest spread of their transfer times, as a share of the median
-_LEAST_TRANSFER_S = 20e-6  # resolution of the clocks (s)
 # losses are those of this time (ns), or of a longer one with enough segments
 _LOSS_NS, _LOSS_SEGMENTS = 5_000_000_000, 50
 _LOSS_STEP_NS = 500_000_000  # least time between two kept counts
@@ -217,7 +214,6 @@ class LinkMeter:
         self._rtt = _Samples(_is_slower)
         self._up, self._down = _Samples(_is_lower_rate), _Samples(_is_lower_rate)
         self._large = _LargeMessages(), _LargeMessages()  # up and down
-        self._has_trains = False  # so one large message, which tells less, is no sample
         self.paced = False, False  # whether TCP paces what is sent up and down
         self._loss, self._loss_down = _RecentLoss(), _RecentLoss()
         self._told_down: tuple[int, Reading | None] = 0, None  # time and value of the loss down
@@ -253,17 +249,8 @@ class LinkMeter:
             self._learn_rates(received_ns, (up_bytes, down_bytes), transit)
         return transit
 
-    def expect_trains(self) -> None:
-        """From now on take no single large message for a sample: the edge answers trains."""
-        self._has_trains = True
-
-    def record_trains(self, up_bps: float | None, down_bps: float | None) -> None:
-        """Add the rates that trains measured; None: the trains could not tell."""
-        self.expect_trains()
-        self.record_rates(up_bps, down_bps)
-
     def record_rates(self, up_bps: float | None, down_bps: float | None) -> None:
-        """Add rates that the acknowledgements of large transfers showed."""
+        """Add the rates that trains or a chunked message's acknowledgements told; None: unknown."""
         now_ns = self._clock()
         for bps, samples in ((up_bps, self._up), (down_bps, self._down)):
             if bps is not None:
@@ -291,18 +278,9 @@ class LinkMeter:
             return
         # half the smallest RTT, since larger RTTs contain waiting times
         way_s = min(rtts) / 2
-        # the error of the transfer time
-        several = self._rtt.values[-_MEDIAN_OF:]
-        error_s = (max(several) - min(several)) / 2 if len(several) >= _FEW else way_s / 2
-        error_s = max(_LEAST_TRANSFER_S, self._jitter_s() / 2, error_s)
-        ways = zip(sizes, transit, (self._up, self._down), self._large, strict=True)
-        for size, took_s, samples, large in ways:
-            if size < LARGE_BYTES:
-                continue
-            large.add(now_ns, size, took_s - way_s)
-            # otherwise the rate may be wrong by more than a factor of 1.5
-            if not self._has_trains and took_s - way_s >= 3 * error_s:
-                samples.add(now_ns, 8 * size / (took_s - way_s))
+        for size, took_s, large in zip(sizes, transit, self._large, strict=True):
+            if size >= LARGE_BYTES:
+                large.add(now_ns, size, took_s - way_s)
 
     def _jitter_s(self) -> float:
         steps = [abs(after - before) for before, after in pairwise(self._rtt.values)]

@@ -61,27 +61,32 @@ class CountedRound(Protocol):
     def verified(self) -> int:
         """The number of verified positions."""
 
+    @property
+    def averaged(self) -> int:
+        """The number of positions in the sum `OMITTED_MASS`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCounter:
     """A quantity that every round of a protocol reports, besides the accepted tokens.
 
     unit: its upper bound: the number of accepted tokens, or of verified positions (the accepted
-    tokens and the first rejected token). counts_tokens: the quantity is a number of tokens; else it
-    is a sum of numbers from 0 to 1. is_lossy_gain: it counts acceptances that a lossless rule would
-    have rejected. column_since: the first format of run files (`field.run_file`) with a column for
-    the quantity; None: it is in the column ``notes``.
+    tokens and the first rejected token), or of averaged positions (`Round.averaged`).
+    counts_tokens: the quantity is a number of tokens; else it is a sum of numbers from 0 to 1.
+    is_lossy_gain: it counts acceptances that a lossless rule would have rejected. column_since: the
+    first format of run files (`field.run_file`) with a column for the quantity; None: it is in the
+    column ``notes``.
     """
 
     name: str
     help: str
-    unit: Literal["accepted", "verified"] = "accepted"
+    unit: Literal["accepted", "verified", "averaged"] = "accepted"
     counts_tokens: bool = True
     is_lossy_gain: bool = False
     column_since: int | None = None
 
     def upper_bound(self, window: int, accepted: int) -> int:
-        """Return the largest value in a round with ``window`` levels and ``accepted`` tokens."""
+        """Return the largest value in a verdict on ``window`` levels, ``accepted`` of them."""
         return accepted if self.unit == "accepted" else min(window, accepted + 1)
 
     def is_valid(self, value: float, window: int, accepted: int) -> bool:
@@ -99,7 +104,7 @@ class RoundCounter:
         return self.total(rounds) / units if units else None
 
     def count_units(self, rounds: Iterable[CountedRound]) -> int:
-        """Count the accepted tokens, or verified positions, of these rounds."""
+        """Count the accepted tokens, or the positions, of these rounds."""
         return sum(getattr(round_, self.unit) for round_ in rounds)
 
     def summarize(self, rounds: Sequence[CountedRound]) -> float | None:
@@ -117,7 +122,7 @@ class RoundCounter:
         """The table heading for values of `summarize_total`."""
         if self.counts_tokens:
             return f"{self.name} tokens"
-        return f"{self.name} a{' position' if self.unit == 'verified' else 'n accepted token'}"
+        return f"{self.name} a{'n accepted token' if self.unit == 'accepted' else ' position'}"
 
     @property
     def metric(self) -> str:
@@ -129,7 +134,7 @@ class RoundCounter:
 OMITTED_MASS: Final = RoundCounter(
     name="omitted_mass",
     help="Upper bound of the change of acceptance by a federation's truncation (specfed (19)), "
-    "summed over the verified positions.",
-    unit="verified",
+    "summed over the verified positions; under protocols that stream, over the tokens.",
+    unit="averaged",
     counts_tokens=False,
 )

@@ -82,10 +82,17 @@ def test_a_lane_that_cannot_be_opened_leaves_nothing_behind(
         assert device.generate(TEXT, **GREEDY).tokens == wanted
 
 
-def test_an_older_edge(models: Models, liar: Callable[..., LyingEdge]) -> None:
-    """It says nothing of its vocabulary: that is the device's, or it refuses the device."""
-    old = {"tokenizer": "", **HANDS_OUT_NOTHING}
-    edge = liar(models.draft, **old)
+def test_an_edge_that_names_no_vocabulary(models: Models, liar: Callable[..., LyingEdge]) -> None:
+    """It is not taken for the drafter's."""
+    edge = liar(models.draft, tokenizer="", **HANDS_OUT_NOTHING)
+    with pytest.raises(PairMismatchError, match="does not offer"):
+        opened(models, edge.endpoint)
+
+
+def test_an_edge_that_does_not_offer_the_drafters_own_vocabulary(
+    models: Models, liar: Callable[..., LyingEdge]
+) -> None:
+    edge = liar(models.draft, **HANDS_OUT_NOTHING)
     with opened(models, edge.endpoint) as device:
         assert device.tokenizer.fingerprint == device.prompt(TEXT).vocabulary
         assert device.prompt(TEXT).draft_ids.tolist() == device.prompt(TEXT).ids.tolist()

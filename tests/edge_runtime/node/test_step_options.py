@@ -12,7 +12,7 @@ from pilotfish.speculation.logits_options import LogitsOptions
 from pilotfish.speculation.masks import Masks
 from pilotfish.wire.codecs.masks import encode_masks
 from pilotfish.wire.messages import encode
-from pilotfish.wire.nodes import ItemOptions, StepWithOptions
+from pilotfish.wire.nodes import ItemOptions, Step
 from tests.conftest import VOCAB
 from tests.support.federating import Cast, WorkerThread
 from tests.support.raw_edge import RawEdge, Tenant, expected_of, ids, item, parents
@@ -29,7 +29,7 @@ def test_every_logits_option_reaches_a_worker() -> None:
 def options_step(tenant: Tenant, options: Sequence[ItemOptions | None], *frames: bytes) -> Any:
     """Send a step of one item with three tokens and two rows."""
     tenant.number += 1
-    step = StepWithOptions(
+    step = Step(
         incarnation=tenant.incarnation,
         number=tenant.number,
         items=[item(size=3, rows=2)],
@@ -97,7 +97,7 @@ def test_a_tree_whose_rows_are_not_its_nodes_has_no_options(cast: Cast) -> None:
         tenant = Tenant(edge)
         for rows, nodes in ((3, 1), (1, 2), (1, 1)):
             tenant.number += 1
-            step = StepWithOptions(
+            step = Step(
                 incarnation=tenant.incarnation,
                 number=tenant.number,
                 items=[item(size=3, rows=rows, nodes=nodes)],

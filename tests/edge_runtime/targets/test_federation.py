@@ -142,6 +142,27 @@ def test_every_round_reports_the_mass_that_was_left_out(pairing: Pairing, protoc
         assert total > 0.1
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"protocol": "stream"}, {"protocol": "ahead", "hints": "device"}, {"protocol": "ahead"}],
+)
+def test_a_stream_reports_the_mass_that_was_left_out(
+    pairing: Pairing, options: dict[str, Any]
+) -> None:
+    """Bound (19) at every token: of accepted drafts, and of the token after them."""
+    answer = pairing.device.generate(PROMPT, temperature=1.0, seed=3, max_tokens=30, **options)
+    text, total, positions = [*PROMPT, *answer.tokens], 0.0, 0
+    for round_ in answer.rounds:
+        bounds = [
+            pairing.ensemble.omitted(text[: round_.start + i]) for i in range(round_.accepted + 1)
+        ]
+        assert round_.notes == {"omitted_mass": pytest.approx(sum(bounds), abs=1e-3)}
+        total, positions = total + sum(bounds), positions + len(bounds)
+    assert summary(answer)["omitted_mass"] == pytest.approx(total / positions, abs=1e-3)
+    if pairing.ensemble.omitted(PROMPT) > 1e-6:  # some tokens are left out
+        assert total > 0.1
+
+
 def test_several_devices_at_once(pairing: Pairing, cast: Cast) -> None:
     """Their windows share passes, or cross on their way to the workers."""
     answers: dict[int, list[int]] = {}

@@ -42,7 +42,6 @@ from tests.support.federating import (
     Frames,
     Said,
     WorkerThread,
-    await_,
     cast_in,
     federation,
     opened,
@@ -114,7 +113,6 @@ def test_the_output_is_the_average_of_processed_workers(
 ) -> None:
     """In every bit; with K = V in fp32 that is Σ w p of the processed distributions."""
     with opened_and_expected(cast, tmp_path / "w.toml", names, weights, settings) as (held, wanted):
-        assert held.target.takes_options
         legs = list(zip(journey(held.target), journey(wanted), strict=True))
         assert sum(len(got) for got, _ in legs) > 30
         for got, expected in legs:
@@ -125,7 +123,7 @@ def test_the_output_is_the_average_of_processed_workers(
             assert held.metrics.ensemble_omitted / rows <= 1.0 - settings["rho"] + 1e-6
 
 
-# Workers that lie, or do not know
+# Workers that lie
 
 
 def altered(alter: Any) -> Any:
@@ -164,26 +162,6 @@ def test_a_forbidden_token_gets_nothing_from_a_liar(cast: Cast, tmp_path: Path) 
             got = held.target.run(2, [work._replace(slot=1)])[0].logits
             assert np.isneginf(got[~allowed]).all()
             assert held.events("b")["lied"] == 1
-
-
-def test_a_worker_of_an_older_build(cast: Cast, tmp_path: Path) -> None:
-    """The edge then takes no options; and where it takes them, it does not use such a worker."""
-    with WorkerThread(cast.a) as new, WorkerThread(cast.b) as old:
-        named = [("a", new.endpoint), ("b", old.endpoint)]
-        path = write_list(tmp_path / "w.toml", named, kept=16, late="drop", late_s=5.0)
-        latest = old.work.ready
-        old.work.ready = msgspec.structs.replace(latest, options=False)
-        with opened(path, cast.a) as held:
-            assert not held.target.takes_options
-            assert held.target.run(1, [Work(0, tokens_of(1, 9), 2)])[0].logits.shape == (2, VOCAB)
-        old.work.ready = latest
-        with opened(path, cast.a) as held:
-            assert held.target.takes_options
-            old.work.ready = msgspec.structs.replace(latest, options=False)
-            old.lies(lambda message, frames: [(b"nonsense", [])])
-            held.target.run(1, [Work(0, tokens_of(1, 9), 2)])
-            old.is_honest()
-            await_(lambda: "older build" in held.target.problem, turn=held.target.collect_scores)
 
 
 # Answers

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pilotfish.base.errors import RunFileError
 from pilotfish.device_runtime.record import STAGES
 from pilotfish.lab.field.report.figures import figures, lowest, steady_token_ms
 from pilotfish.lab.field.report.hindsight import hindsight
+from pilotfish.lab.field.report.plausible import expect_plausible
 from pilotfish.lab.field.run import Run
 from pilotfish.lab.statistics import median_interval, positions, share_interval, spread
 from tests.support.made_answers import answer, chain, chosen
@@ -96,6 +99,23 @@ def test_what_a_decision_head_did_is_told_where_there_was_one():
     assert (greedy.notes["forgiven"], greedy.asked) == (None, None)
     assert wisv.notes["forgiven"] == pytest.approx(2 / 10)
     assert wisv.asked == pytest.approx(3 / 4)
+
+
+def test_a_stream_of_a_federation_has_its_omitted_mass():
+    tokens = [
+        chain(0, 0, protocol="stream", notes={"omitted_mass": mass}) for mass in (0.125, 0.25, 1.0)
+    ]
+    plain = [chain(0, 0, protocol="ahead"), chain(2, 1, protocol="ahead")]
+    answers = [
+        answer(tokens, protocol="stream", window=None),
+        answer(plain, protocol="ahead", window=None),
+    ]
+    expect_plausible(Path("run"), answers)
+    found = {each.configuration.protocol: each.notes["omitted_mass"] for each in figures(answers)}
+    assert found == {"stream": pytest.approx(1.375 / 3), "ahead": None}
+    tokens[0].notes["omitted_mass"] = 1.001
+    with pytest.raises(RunFileError, match="omitted mass"):
+        expect_plausible(Path("run"), answers)
 
 
 def test_only_what_says_the_targets_text_is_the_lowest():

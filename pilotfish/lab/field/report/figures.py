@@ -147,7 +147,7 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
         first_token_ms=_spread_over(answers, lambda a: a.first_token_s * 1e3),
         joules_per_token=_spread_over(answers, _joules_per_token),
         acceptance=acceptance(drafted) if drafted else None,
-        notes={name: _counter_share(counter, drafted) for name, counter in counters().items()},
+        notes={name: _counter_share(counter, rounds) for name, counter in counters().items()},
         asked=_share(sum(r.inquired > 0 for r in inquiring), len(inquiring)),
         tokens_per_round=tokens / len(rounds) if rounds else None,
         up_bytes_per_token=sum(r.uplink_bytes for r in rounds) / tokens if tokens else None,

@@ -58,12 +58,11 @@ def _round_values(round_: Round) -> Iterator[tuple[str, float, float, float]]:
     yield "window of a round", round_.window, 0, 1e4
     yield "accepted tokens of a round", round_.accepted, 0, round_.window
     for name, counter in counters().items():
-        upper_bound = counter.upper_bound(round_.window, round_.accepted)
         yield (
             f"{counter.metric.replace('_', ' ')} of a round",
             round_.notes.get(name, 0),
             0,
-            upper_bound,
+            counter.count_units([round_]),
         )
     yield "hidden states of a round", round_.inquired, 0, round_.window
     yield "bytes up of a round", round_.uplink_bytes, 0, _LARGEST
