@@ -23,6 +23,7 @@ from pilotfish.device_runtime.record import Probing, Round
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import messages as m
 from pilotfish.wire.link.meter import LARGE_BYTES
+from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.link.tcp import is_paced
 from pilotfish.wire.link.train import FIRST_TRAIN, MAX_PROBE_BYTES
 from tests.conftest import Pair
@@ -98,20 +99,25 @@ def test_a_stale_one_costs_one_ping_and_one_rtt(
 
 def test_the_first_large_window_is_no_rate(pair: Pair, edge: EdgeServer) -> None:
     """A single large message shows no rate, since jitter may have delayed it."""
-    rounds: list[Round] = []
+    seen: list[tuple[Round, LinkState | None]] = []
     slow = Conditions(rtt_s=0.01, up_bps=1e6)
     with (
         Emulator(edge.endpoint, slow) as link,
-        Device(pair.draft, link.endpoint, threads=1, on_round=rounds.append) as device,
+        Device(
+            pair.draft,
+            link.endpoint,
+            threads=1,
+            on_round=lambda each: seen.append((each, device.link_state())),
+        ) as device,
     ):
         know_rtt(device)
+        seen.clear()
         large = {"protocol": "dsd", "format": "fp32", "window": 64, "temperature": 1.0}
-        with device.stream("abc", max_tokens=96, **large) as pieces:
-            next(iter(pieces))
-            state = device.link_state()
-        assert rounds[0].uplink_bytes >= LARGE_BYTES
-        assert state is not None
-        assert state.up is None
+        device.generate("abc", max_tokens=66, **large)
+    first, state = seen[0]
+    assert first.uplink_bytes >= LARGE_BYTES
+    assert state is not None
+    assert state.up is None
 
 
 def test_an_edge_tells_whether_its_tcp_sends_at_a_pace(far: Device) -> None:
