@@ -251,7 +251,7 @@ def test_half_precision_is_close(tmp_path, dialect):
 
 
 def test_the_inputs_of_an_earlier_shape_are_bound_again(tmp_path):
-    decoder = Decoder(tiny_artifact(tmp_path / "a", dialect=runnable()[0]))
+    decoder = Decoder(tiny_artifact(tmp_path / "a", dialect=runnable()[0]), provider="cpu")
     tokens, rows, known = np.arange(3, 33), [], set()
     for size in [1, 2, 1, 2, 5, 2, 1, 1, 5, 2]:
         start = decoder.length(0)
@@ -266,7 +266,7 @@ def test_the_inputs_of_an_earlier_shape_are_bound_again(tmp_path):
 
 
 def test_a_binding_keeps_few_bytes_for_other_shapes(tmp_path):
-    decoder = Decoder(tiny_artifact(tmp_path / "a", dialect=runnable()[0]))
+    decoder = Decoder(tiny_artifact(tmp_path / "a", dialect=runnable()[0]), provider="cpu")
     first = whole(decoder, [4, 5]).copy()
     binding = decoder._bindings[0, 1]
     for size in range(1, 2000, 7):

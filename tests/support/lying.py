@@ -25,6 +25,7 @@ from pilotfish.wire.nodes import HEADER_BYTES, AttachReply, Greet, Ready, Refuse
 from tests.conftest import VOCAB
 from tests.support.averaging import Averaged, tokens_of
 from tests.support.federating import Cast, Frames, Opened, Said, WorkerThread, opened, write_list
+from tests.support.runnable import same_up_to_a_gpus_rounding
 
 KEPT, ROWS = 16, 5
 WORK = Work(1, tokens_of(4, 20), ROWS)
@@ -228,6 +229,11 @@ def federated(cast: Cast, folder: Path, **settings: Any) -> Iterator[tuple[Opene
 
 def logits_of(held: Opened, number: int = 7) -> NDArray[np.float32]:
     return held.target.run(number, [WORK])[0].logits
+
+
+def same_logits(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> None:
+    """Assert that logits are equal; on a GPU, up to one step of a probability in half precision."""
+    same_up_to_a_gpus_rounding(got, wanted, 1e-3)
 
 
 def wanted_of(models: list[Path], form: str) -> NDArray[np.float32]:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import onnxruntime
 import pytest
 
@@ -24,6 +25,15 @@ def needs(dialect):
     """Skip the test where the dialect cannot run."""
     if dialect not in runnable():
         pytest.skip(f"this onnxruntime does not run {dialect}")
+
+
+def same_up_to_a_gpus_rounding(got, wanted, rounding=1e-5):
+    """Assert that logits are equal; where models run on a GPU, up to `rounding`.
+
+    On a GPU, passes of other widths round otherwise.
+    """
+    on_gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    np.testing.assert_allclose(got, wanted, rtol=0.0, atol=rounding if on_gpu else 0.0)
 
 
 def hide_gpus(monkeypatch):

@@ -74,7 +74,9 @@ def test_the_text_is_the_targets_own(device: Device, protocol: str, temperature:
     assert accepted
 
 
-@pytest.mark.parametrize("shaped", [{}, {"top_k": 10, "frequency_penalty": 0.5}])
+# All tokens of the ring but the best one are likely in pairs. `top_k` must not keep one of a pair:
+# rounding would choose it, and passes of other widths round otherwise on a GPU.
+@pytest.mark.parametrize("shaped", [{}, {"top_k": 7, "frequency_penalty": 0.5}])
 @pytest.mark.parametrize("protocol", sampling_only(LOSSLESS))
 def test_sampled_answers_are_those_of_the_protocol_alone(
     device: Device, folders: Folders, protocol: str, shaped: dict[str, Any]

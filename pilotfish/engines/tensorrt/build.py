@@ -26,6 +26,7 @@ from pilotfish.engines.tensorrt.gates import (
     check_form,
     has_opset24,
     is_strongly_typed,
+    last_error,
     logger,
     network_flags,
     tensorrt_version,
@@ -181,7 +182,8 @@ def ensure_engine(
     engine = _load_engine(request)
     if not engine:
         raise BuildError(
-            "TensorRT built an engine, but cannot load it again: check that the GPU works"
+            "TensorRT built an engine, but cannot load it again: "
+            + (last_error() or "check that the GPU works")
         )
     return engine, True
 

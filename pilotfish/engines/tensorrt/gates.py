@@ -68,15 +68,24 @@ def logger() -> trt.ILogger:
     return _loggers[trt.ILogger]
 
 
+def last_error() -> str:
+    """Return the last error that TensorRT logged in this process; "" if there was none."""
+    message: str = logger().last_error
+    return message
+
+
 def _new_logger() -> trt.ILogger:
     import tensorrt as trt
 
     class Log(trt.ILogger):  # type: ignore[misc]  # a class of a library that has no types
+        last_error = ""
+
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
 
         def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
             if severity in {trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR}:
+                self.last_error = msg
                 log.warning("%s", msg)
             elif severity != trt.ILogger.VERBOSE:
                 log.debug("%s", msg)

@@ -35,6 +35,7 @@ from tests.support.federating import (
     write_list,
 )
 from tests.support.hostile import await_idle, packed, resident_mib
+from tests.support.lying import same_logits
 from tests.support.pipelines import cut, made_pair
 from tests.support.raw_edge import CODES, KEPT, RawEdge, Tenant, expected_of, ids, item, parents
 from tests.support.spoiling import ODD_VALUES, Frames, spoil
@@ -93,7 +94,7 @@ def neighbour(request: pytest.FixtureRequest) -> Iterator[None]:
     fort: Fort = request.getfixturevalue("fort")
     before = resident_mib(fort.worker.pid)
     yield
-    np.testing.assert_array_equal(fort.run(), fort.wanted)
+    same_logits(fort.run(), fort.wanted)
     assert fort.honest.metrics.node_events.total() == 0
     assert resident_mib(fort.worker.pid) - before < GROWTH_MIB
 
@@ -149,7 +150,7 @@ def test_noise_from_a_rival(fort: Fort) -> None:
         for _ in range(BY_SOCKET // 100):
             for _ in range(100):
                 rival.send(*noise(rng, rng.randbytes(16)))
-            np.testing.assert_array_equal(fort.run(), fort.wanted)
+            same_logits(fort.run(), fort.wanted)
             while rival.socket.poll(0):
                 reply, _ = rival.report()
                 assert isinstance(reply, Ready | Refused), reply
@@ -167,9 +168,9 @@ def test_an_edge_takes_over_what_another_one_has_left(cast: Cast, tmp_path: Path
             reply, _ = second.order(attach)
             assert isinstance(reply, Refused)
             assert "each edge needs its own nodes" in reply.message
-            np.testing.assert_array_equal(first.target.run(2, [WORK])[0].logits, wanted)
+            same_logits(first.target.run(2, [WORK])[0].logits, wanted)
         with opened(path, cast.a) as second:
-            np.testing.assert_array_equal(second.target.run(1, [WORK])[0].logits, wanted)
+            same_logits(second.target.run(1, [WORK])[0].logits, wanted)
 
 
 def test_two_edges_with_one_key_are_told_of_each_other(cast: Cast, tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_two_edges_with_one_key_are_told_of_each_other(cast: Cast, tmp_path: Pat
 
 def finished(held: Opened, wanted: NDArray[np.float32]) -> bool:
     for scores in held.target.collect_scores():
-        np.testing.assert_array_equal(scores.outputs[0].logits, wanted)
+        same_logits(scores.outputs[0].logits, wanted)
         return True
     return False
 

@@ -49,6 +49,7 @@ from tests.support.lying import (
     logits_of,
     once,
     replaced,
+    same_logits,
     wanted_of,
 )
 
@@ -78,13 +79,13 @@ def test_under_wait_a_liar_is_asked_again_until_it_is_honest(
     event, form, spoil = EVERY[lie]
     with federated(cast, tmp_path, late="wait", values=form) as (held, liar):
         liar.lies(once(spoil))
-        np.testing.assert_array_equal(logits_of(held), wanted_of([cast.a, cast.b], form))
+        same_logits(logits_of(held), wanted_of([cast.a, cast.b], form))
         events = held.events("b")
         assert events[event] == 1
         assert ("lied" in events) == (event == "lied")
         assert "dropped" not in events
         assert held.events("a") == {}
-        np.testing.assert_array_equal(logits_of(held, 8), wanted_of([cast.a, cast.b], form))
+        same_logits(logits_of(held, 8), wanted_of([cast.a, cast.b], form))
 
 
 @pytest.mark.parametrize("lie", EVERY)
@@ -94,7 +95,7 @@ def test_under_drop_the_others_answer(cast: Cast, tmp_path: Path, lie: str) -> N
     settings = {"late": "drop", "values": form, "late_s": late_s}
     with federated(cast, tmp_path, **settings) as (held, liar):
         liar.lies(spoil)
-        np.testing.assert_array_equal(logits_of(held), wanted_of([cast.a], form))
+        same_logits(logits_of(held), wanted_of([cast.a], form))
         events = held.events("b")
         assert events[event] >= 1
         assert events["dropped"] >= 1
@@ -114,7 +115,7 @@ def test_under_fail_a_typed_error_names_the_liar(cast: Cast, tmp_path: Path, lie
         if event != "late":
             liar.is_honest()
             await_(lambda: held.target.problem == "", turn=held.target.collect_scores)
-            np.testing.assert_array_equal(logits_of(held, 8), wanted_of([cast.a, cast.b], form))
+            same_logits(logits_of(held, 8), wanted_of([cast.a, cast.b], form))
 
 
 def test_an_answer_that_comes_twice_is_a_lie(cast: Cast, tmp_path: Path) -> None:
@@ -122,9 +123,9 @@ def test_an_answer_that_comes_twice_is_a_lie(cast: Cast, tmp_path: Path) -> None
     with federated(cast, tmp_path) as (held, liar):
         liar.lies(once(replaced(as_it_is, as_it_is)))
         wanted = wanted_of([cast.a, cast.b], "fp16")
-        np.testing.assert_array_equal(logits_of(held), wanted)
+        same_logits(logits_of(held), wanted)
         await_(lambda: "lied" in held.events("b"), turn=held.target.collect_scores)
-        np.testing.assert_array_equal(logits_of(held, 8), wanted)
+        same_logits(logits_of(held, 8), wanted)
         assert held.events("b")["lied"] == 1
 
 
@@ -172,7 +173,7 @@ def test_what_comes_behind_nonsense_is_not_believed(cast: Cast, tmp_path: Path) 
 
         await_(lambda: len(finished) == 2, turn=receive)
         for logits in finished.values():
-            np.testing.assert_array_equal(logits, wanted_of([cast.a], "fp16"))
+            same_logits(logits, wanted_of([cast.a], "fp16"))
         assert held.events("b")["lied"] == 1
 
 

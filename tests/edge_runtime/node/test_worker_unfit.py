@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pilotfish.base.errors import TargetLostError
@@ -19,7 +18,7 @@ from tests.support.federating import (
     opened,
     write_list,
 )
-from tests.support.lying import KEPT, greeting, logits_of, wanted_of
+from tests.support.lying import KEPT, greeting, logits_of, same_logits, wanted_of
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +49,11 @@ def test_a_worker_that_does_not_suit_takes_no_part(cast: Cast, tmp_path: Path, w
             assert held.target.problem.startswith("b: ")
             assert advice in held.target.problem
             assert held.events("b") == {"refused": 1}  # it says the same whenever it is asked
-            np.testing.assert_array_equal(logits_of(held), wanted_of([cast.a], "fp16"))
+            same_logits(logits_of(held), wanted_of([cast.a], "fp16"))
             liar.is_honest()
             await_(lambda: held.target.problem == "", turn=held.target.collect_scores)
             wanted = wanted_of([cast.a, cast.b], "fp16")
-            np.testing.assert_array_equal(logits_of(held, 8), wanted)
+            same_logits(logits_of(held, 8), wanted)
 
 
 def test_another_model_after_a_restart_takes_no_part(cast: Cast, tmp_path: Path) -> None:
@@ -69,11 +68,11 @@ def test_another_model_after_a_restart_takes_no_part(cast: Cast, tmp_path: Path)
         with WorkerThread(cast.c, endpoint):
             await_(lambda: "with digest" in held.target.problem, turn=held.target.collect_scores)
             assert "restart this edge" in held.target.problem
-            np.testing.assert_array_equal(logits_of(held), wanted_of([cast.a], "fp16"))
+            same_logits(logits_of(held), wanted_of([cast.a], "fp16"))
         with WorkerThread(cast.b, endpoint):
             await_(lambda: held.target.problem == "", turn=held.target.collect_scores)
             wanted = wanted_of([cast.a, cast.b], "fp16")
-            np.testing.assert_array_equal(logits_of(held, 8), wanted)
+            same_logits(logits_of(held, 8), wanted)
         assert held.target.digest == digest
 
 
