@@ -28,7 +28,7 @@ from _path_lab import Lab, laboratory
 WAYS = ("up", "down")
 FACTOR, CLOSE = 1.5, 1.25
 LINKS, QUICK_LINKS, ANSWERS = 48, 6, 3
-LEAST_BPS, MOST_BPS = 1e6, 100e6
+LEAST_BPS, MOST_BPS = 1e6, 200e6
 EASY_BPS = 100e3 * 8 / 0.3  # 0.3 s of an easy link are at most 100 kB
 _SIZE, _LEAST_S = 1_000_000, 1.5
 _WITHIN_S = 300.0
