@@ -35,7 +35,7 @@ class HandshakeLine(Line):
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: CancelToken) -> None:
         super().__init__(endpoint, keys, interrupt)
-        self.estimator = LinkEstimator()
+        self.estimator = LinkEstimator(paced=is_paced())
         self.welcomed: Welcome | None = None
         self.welcome: Welcome | None = None
         self.unusable: str | None = None
@@ -63,7 +63,7 @@ class HandshakeLine(Line):
         """Set the edge's welcome."""
         self.welcomed = welcome
         trains, paced = (welcome.trains, welcome.paced) if welcome is not None else (False, False)
-        self.estimator.on_welcome(trains=trains, paced=(is_paced(), paced))
+        self.estimator.on_welcome(trains=trains, paced=paced)
         suits = self._required in (None, self.vocabulary)
         self.welcome = welcome if suits else None
 
