@@ -7,8 +7,8 @@ below the kernel's own TCP (docs/emulation.md); it takes root. The links are dra
 third from the easy ones: 0.3 s of them are at most 100 kB, and the jitter is at most half the RTT.
 
 On each link, plain TCP connections measure the truth, each way in turn, at the receiver. `rate`:
-of a warm connection, with BBR, which loss hardly slows, over at least 1 MB and 1.5 s: the sender is
-never idle. `cold`: of the first 1 MB of a new connection with the congestion control that device
+of a warm connection, with BBR, which loss hardly slows, over at least 0.3 MB and 1.5 s: the sender
+is never idle. `cold`: of the first 1 MB of a new connection with the congestion control that device
 and edge have, so with slow start, and with its retreat after each loss. Then the device measures on
 two connections (`first` and `second`, at a `cost` in bytes), and gives three answers of so many
 `rounds` and `kB` up (`last`).
@@ -27,10 +27,11 @@ from _path_lab import Lab, laboratory
 
 WAYS = ("up", "down")
 FACTOR, CLOSE = 1.5, 1.25
-LINKS, QUICK_LINKS, ANSWERS = 48, 6, 3
-LEAST_BPS, MOST_BPS = 1e6, 100e6
+LINKS, QUICK_LINKS, ANSWERS = 42, 6, 3
+LEAST_BPS, MOST_BPS = 1e6, 200e6
 EASY_BPS = 100e3 * 8 / 0.3  # 0.3 s of an easy link are at most 100 kB
-_SIZE, _LEAST_S = 1_000_000, 1.5
+_COLD_BYTES = 1_000_000
+_WARM_BYTES, _WARM_S = 300_000, 1.5
 _WITHIN_S = 300.0
 _HERE = Path(__file__).parent
 _CONTROL = "/proc/sys/net/ipv4/tcp_congestion_control"
@@ -143,10 +144,10 @@ def _measure(lab: Lab, link: dict[str, float], easy: bool) -> Rows:
         # three times what is under way at once, and at least what BBR needs to find the rate
         pace = link[f"{way}_bps"] / 8
         ahead = int(3 * pace * (link["rtt_s"] + link["jitter_s"])) + 200_000
-        size = max(_SIZE, int(pace * _LEAST_S))
+        size = max(_WARM_BYTES, int(pace * _WARM_S))
         words = way, lab.path.address
         warm.append(float(_run(lab, "_goodput.py", *words, ahead, size, "bbr")))
-        cold.append(float(_run(lab, "_goodput.py", *words, 0, _SIZE)))
+        cold.append(float(_run(lab, "_goodput.py", *words, 0, _COLD_BYTES)))
     facts = json.loads(
         _run(lab, "_rates_device.py", lab.folder / "draft", lab.endpoint, lab.keys, ANSWERS)
     )

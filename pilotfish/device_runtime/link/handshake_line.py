@@ -35,7 +35,7 @@ class HandshakeLine(Line):
 
     def __init__(self, endpoint: str, keys: DeviceKeys | None, interrupt: CancelToken) -> None:
         super().__init__(endpoint, keys, interrupt)
-        self.estimator = LinkEstimator()
+        self.estimator = LinkEstimator(paced=is_paced())
         self.welcomed: Welcome | None = None
         self.welcome: Welcome | None = None
         self.unusable: str | None = None
@@ -62,8 +62,7 @@ class HandshakeLine(Line):
     def on_welcome(self, welcome: Welcome | None) -> None:
         """Set the edge's welcome."""
         self.welcomed = welcome
-        edge_paces = welcome is not None and welcome.paced
-        self.estimator.on_welcome((is_paced(), edge_paces))
+        self.estimator.on_welcome(paced=welcome is not None and welcome.paced)
         suits = self._required in (None, self.vocabulary)
         self.welcome = welcome if suits else None
 

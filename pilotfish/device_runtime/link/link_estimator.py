@@ -39,22 +39,26 @@ class TimedReply(NamedTuple):
 
 
 class LinkEstimator:
-    """Measures one link, each connection separately; counts bytes sent ahead of requests."""
+    """Measures one link, each connection separately; counts bytes sent ahead of requests.
 
-    def __init__(self) -> None:
-        self._meter = LinkMeter()
+    paced: whether this machine's TCP sends at a pace; see `wire.link.tcp.is_paced`.
+    """
+
+    def __init__(self, *, paced: bool = False) -> None:
         self._connection = 0  # number of the connection that the meter measures
         self._sent_bytes = 0  # bytes sent since the last measured reply
-        self._paced = False, False  # whether this machine's TCP and the edge's pace what they send
+        self._paced, self._is_edge_paced = paced, False
+        self._meter = self._new_meter()
         # connection and time (monotonic, s) of the last measurement of the rates
         self._rates_tried = 0, 0.0
         self._lock = threading.Lock()
         self.probing = Probing()
 
-    def on_welcome(self, paced: tuple[bool, bool]) -> None:
-        """Note whether TCP paces what is sent up and down, which limits the rates to trust."""
+    def on_welcome(self, *, paced: bool) -> None:
+        """Note whether the edge's TCP sends at a pace, which limits the rates to trust."""
         with self._lock:
-            self._meter.paced = self._paced = paced
+            self._is_edge_paced = paced
+            self._meter.paced = self._paced, paced
 
     def on_sent(self, size: int) -> None:
         """Count sent bytes: until a reply is measured, they delay the next request."""
@@ -91,8 +95,12 @@ class LinkEstimator:
     def _follow(self, connection: int) -> None:
         """Measure anew on a new connection: path and clock may be others."""
         if self._connection != connection:
-            self._meter, self._connection = LinkMeter(), connection
-            self._meter.paced = self._paced
+            self._meter, self._connection = self._new_meter(), connection
+
+    def _new_meter(self) -> LinkMeter:
+        meter = LinkMeter()
+        meter.paced = self._paced, self._is_edge_paced
+        return meter
 
     def timings(self, answer: TimedReply, times: Times, ready_ns: int) -> Timings:
         """Return the stages of an exchange; its encoding began at ``ready_ns``.
