@@ -1,16 +1,19 @@
 """List the plans that protocol "auto" may choose from: one for each protocol and window.
 
-`device_runtime.choice` chooses among them.
+`device_runtime.choice` chooses among them. A plan also tells what else is free (`Plan.free`): K,
+unless the request names a truncation, and the expansion of a tree. Each protocol names its values
+(`SpeculationProtocol.top_ks`, `branchings`).
 """
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from msgspec import structs
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.device_runtime.plan import Plan, check_window, plan
-from pilotfish.speculation.tree import nodes_at_most
+from pilotfish.device_runtime.plan import NOTHING_FREE, Free, Plan, check_window, plan
+from pilotfish.speculation.tree import Expansion, nodes_at_most
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, STREAM, Greedy
 from pilotfish.wire.protocols.ahead import AheadOptions
@@ -25,6 +28,7 @@ def alternatives(
     offered: Collection[str],
     most: int = MAX_WINDOW,
     reachable: bool = True,
+    vocab_size: int = 0,
 ) -> list[Plan]:
     """List the plans for this request.
 
@@ -35,7 +39,8 @@ def alternatives(
     two plans unless the request names a source of hints: one with hints of all sources, and one
     with the edge's hints alone, where the device drafts nothing. offered: the available protocols.
     most: the edge's limit for a window, in tokens of a chain or nodes of a tree. reachable: whether
-    an edge can be reached; if so, ``lossy`` does not include `local`.
+    an edge can be reached; if so, ``lossy`` does not include `local`. vocab_size: number of tokens
+    of the target's vocabulary; 0 if unknown, and then no plan sends whole distributions.
     """
     window = request.window
     if isinstance(window, str) or request.expansion is not None:
@@ -58,7 +63,7 @@ def alternatives(
         if name not in offered:
             continue
         try:
-            plans += _plans_of(structs.replace(request, protocol=name), windows)
+            plans += _plans_of(structs.replace(request, protocol=name), windows, most, vocab_size)
         except UnsupportedError as error:  # `greedy` and decision heads require temperature 0
             refused = refused or error
     if refused is not None and not any(candidate.exchange for candidate in plans):
@@ -69,7 +74,34 @@ def alternatives(
     return fitting or plans
 
 
-def _plans_of(request: Request, windows: Sequence[int]) -> list[Plan]:
+def with_other_top_ks(chosen: Plan) -> Iterator[Plan]:
+    """Return the plan with each other K that is free and fits into a message."""
+    others = (chosen.with_top_k(top_k) for top_k in chosen.free.top_ks if top_k != chosen.top_k)
+    return (other for other in others if other.fits)
+
+
+def with_other_branchings(chosen: Plan) -> Iterator[tuple[Expansion, Plan]]:
+    """Return the plan with each other tree of as many levels that is free and fits."""
+    others = ((each, chosen.with_branching(each)) for each in chosen.free.branchings)
+    return (
+        (each, other)
+        for each, other in others
+        if other.expansion != chosen.expansion and other.fits
+    )
+
+
+def _free(checked: Plan, most: int, vocab_size: int) -> Free:
+    """Return what "auto" may change in a plan whose request names a protocol with windows."""
+    exchange = checked.exchange
+    if exchange is None or checked.drafting.sampling.greedy:
+        return NOTHING_FREE  # equal candidates make no tree, and one token is no truncation
+    named = checked.names_truncation or not exchange.top_ks
+    whole = (vocab_size,) if vocab_size > max(exchange.top_ks, default=0) else ()
+    top_ks = () if named else (*exchange.top_ks, *whole)
+    return Free(top_ks, exchange.branchings, most, vocab_size)
+
+
+def _plans_of(request: Request, windows: Sequence[int], most: int, vocab_size: int) -> list[Plan]:
     """Return the plans of the request's protocol, one for each window if it has windows."""
     exchange = PROTOCOL_REGISTRY.get(request.protocol or "")
     if exchange is None:
@@ -79,7 +111,9 @@ def _plans_of(request: Request, windows: Sequence[int]) -> list[Plan]:
             )
         ]
     if not exchange.streams:
-        return [plan(structs.replace(request, window=window)) for window in windows]
+        checked = plan(structs.replace(request, window=windows[0]))
+        checked = replace(checked, free=_free(checked, most, vocab_size))
+        return [checked, *(checked.with_window(window) for window in windows[1:])]
     hinted = plan(structs.replace(request, window=None))
     if hinted.exchange is None or hinted.exchange.options != AheadOptions():
         return [hinted]

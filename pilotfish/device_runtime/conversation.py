@@ -188,12 +188,19 @@ class Conversation:
                 request,
                 offered=self._draftable([*PROTOCOL_REGISTRY, STREAM, LOCAL]),
                 reachable=reachable,
+                vocab_size=self._statistics.vocab_size,
             )
             sure = [plan for plan in plans if not plan.requires]
             return plans if POLICIES[request.auto.policy].wants_resources else sure or plans
         limits = link.welcome.limits
         offered = self._draftable([*link.welcome.protocols, LOCAL])
-        plans = alternatives(request, offered=offered, most=limits.window, reachable=reachable)
+        plans = alternatives(
+            request,
+            offered=offered,
+            most=limits.window,
+            reachable=reachable,
+            vocab_size=self._statistics.vocab_size,
+        )
         fitting = [
             plan
             for plan in plans

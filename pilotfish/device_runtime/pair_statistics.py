@@ -65,6 +65,11 @@ class PairStatistics:
                 self._drafts_per_pass,
             )
 
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens of the target's vocabulary."""
+        return self._sizes.vocabulary
+
     def check(self, policy: str) -> None:
         """Raise `UnsupportedError` for an unknown policy."""
         if policy not in self._policies:

@@ -4,14 +4,14 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import structs
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.logits_options import Grammar
-from pilotfish.speculation.tree import Expansion, nodes_at_most
+from pilotfish.speculation.tree import Expansion, branch, nodes_at_most
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import (
     PROTOCOL_REGISTRY,
@@ -61,6 +61,22 @@ class Auto(AutoOptions, frozen=True, kw_only=True):
             raise UnsupportedError(f"{fault}; the protocols are {', '.join(names())}.")
 
 
+class Free(NamedTuple):
+    """What protocol "auto" may change in a plan, and the limits of it.
+
+    top_ks: values for K. branchings: first levels of the tree (`speculation.tree.branch`). most:
+    maximum number of nodes of a window. vocab_size: the target's; 0 if unknown.
+    """
+
+    top_ks: tuple[int, ...] = ()
+    branchings: tuple[Expansion, ...] = ()
+    most: int = MAX_WINDOW
+    vocab_size: int = 0
+
+
+NOTHING_FREE: Final = Free()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """The checked options of one answer.
@@ -68,7 +84,7 @@ class Plan:
     request: the request, with the protocol, the protocol's options and the seed of the plan.
     exchange: the drafting protocol with its options; None under ``stream`` and ``local``.
     sampling: the target's parameters. drafting: the drafter's parameters, with the same seed.
-    expansion: the shape of each window.
+    expansion: the shape of each window. free: what "auto" may still change; else nothing.
     """
 
     request: Request
@@ -76,6 +92,7 @@ class Plan:
     sampling: SamplingParams
     drafting: SamplingParams
     expansion: Expansion
+    free: Free = NOTHING_FREE
 
     @property
     def protocol(self) -> str:
@@ -128,15 +145,21 @@ class Plan:
         return self.drafting.sampling.top_k if exchange and exchange.default_top_k else 0
 
     @property
-    def has_free_top_k(self) -> bool:
-        """Whether the request leaves K to "auto": it names no truncation at either end."""
-        request, exchange = self.request, self.exchange
+    def names_truncation(self) -> bool:
+        """Whether the request names a truncation at either end, so that K is given."""
+        request, target = self.request, self.sampling.sampling
         named = (request.draft_top_k, request.draft_top_p) != (None, None)
-        whole = self.sampling.sampling.top_k == 0 and self.sampling.sampling.top_p == 1.0
-        sampled = not self.drafting.sampling.greedy
-        return (
-            exchange is not None and exchange.default_top_k > 0 and sampled and whole and not named
-        )
+        return named or target.top_k > 0 or target.top_p < 1.0
+
+    def with_window(self, window: int) -> "Plan":
+        """Return the plan with this number of draft tokens, and the protocol's own expansion."""
+        request = structs.replace(self.request, window=window)
+        expansion = _expansion(self.protocol, self.exchange, window, None)
+        return replace(self, request=request, expansion=expansion)
+
+    def with_branching(self, branching: Expansion) -> "Plan":
+        """Return the plan with a tree of as many levels that begins with this branching."""
+        return replace(self, expansion=branch(branching, len(self.expansion)))
 
     def with_top_k(self, top_k: int) -> "Plan":
         """Return the plan with this K of the drafter's distributions."""
@@ -153,10 +176,7 @@ class Plan:
 
         Window "auto" passes: it ends where the message is full.
         """
-        most = None
-        if self.exchange is not None and self.expansion and not self.auto:
-            most = self.exchange.max_rows(self.drafting.sampling, vocab_size)
-        rows = 1 + nodes_at_most(self.expansion[:-1])
+        most, rows = self._most_rows(vocab_size), self._rows
         if most is not None and rows > most:
             top_k = self.drafting.sampling.top_k or vocab_size
             raise UnsupportedError(
@@ -164,6 +184,24 @@ class Plan:
                 f"{min(top_k, vocab_size):,} tokens does not fit into a message; {most} of them "
                 "fit: use a smaller window or draft_top_k."
             )
+
+    @property
+    def fits(self) -> bool:
+        """Whether the largest window keeps the limits of `Free`: its nodes, and its message."""
+        most_rows = self._most_rows(self.free.vocab_size) if self.free.vocab_size else None
+        rows_fit = most_rows is None or self._rows <= most_rows
+        return rows_fit and nodes_at_most(self.expansion) <= self.free.most
+
+    @property
+    def _rows(self) -> int:
+        """Number of distributions of the largest window."""
+        return 1 + nodes_at_most(self.expansion[:-1])
+
+    def _most_rows(self, vocab_size: int) -> int | None:
+        """Return how many distributions a message holds; None: a window ends where it is full."""
+        if self.exchange is None or not self.expansion or self.auto:
+            return None
+        return self.exchange.max_rows(self.drafting.sampling, vocab_size)
 
     @property
     def requires(self) -> str:

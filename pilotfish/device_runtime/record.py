@@ -82,8 +82,8 @@ class Round:
     forced: tuple[int, ...] = ()
     # indices in the window of the verified tokens that were key (`adaptive`), ascending
     key: tuple[int, ...] = ()
-    # the mass that top-K truncation cuts off the window's first distribution, for each K of
-    # `speculation.cut_mass.CUT_SIZES`; empty if it was not measured
+    # the mass that top-K truncation cuts off one of the verified positions' distributions, for each
+    # K of `speculation.cut_mass.CUT_SIZES`; empty if it was not measured
     cut_masses: tuple[float, ...] = ()
     # one per token, if requested; None for a token sampled on the device, until the next round
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Forecast(NamedTuple):
 
     edge_s: the target's computing time; None if not predicted. hints: source of the hints, under a
     protocol with hints. top_k: K of the drafter's distributions, under a protocol that sends their
-    top K; else 0.
+    top K; else 0. expansion: the tree's shape, under a protocol with trees; else empty.
     """
 
     protocol: str
@@ -143,6 +143,7 @@ class Forecast(NamedTuple):
     edge_s: float | None = None
     hints: str = ""
     top_k: int = 0
+    expansion: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +153,7 @@ class Choice:
     token_s: predicted seconds per committed token; None if the policy predicts nothing. forecasts:
     all alternatives, the cheapest first. hints: source of the hints, under a protocol with hints.
     top_k: K of the drafter's distributions, under a protocol that sends their top K; else 0.
+    expansion: the tree's shape, under a protocol with trees; else empty.
     """
 
     policy: str
@@ -162,6 +164,7 @@ class Choice:
     forecasts: list[Forecast] = field(default_factory=list)
     hints: str = ""
     top_k: int = 0
+    expansion: tuple[int, ...] = ()
 
 
 class Probing(NamedTuple):

@@ -233,7 +233,8 @@ class Session:
         decision = self._take_prompt_logprobs(plan, _decision(draft, reply), start)
         decision, logprobs = self._take_logprobs(plan, draft, decision)
         decision, key = exchange.take_key_tokens(draft, decision)
-        accepted = len(draft.path(decision.accepted))
+        path = draft.path(decision.accepted)
+        accepted = len(path)
         notes = exchange.check_notes(decision.notes, window=draft.depth, accepted=accepted)
         token = exchange.finish_round(
             draft, decision, plan.sampling, round_start=start, vocab_size=self._vocab
@@ -245,7 +246,7 @@ class Session:
         self._last_round = _record(exchange, draft, notes, reply, start, tokens)
         self._last_round.logprobs, self._last_round.key = logprobs, key
         self._last_round.forced = self._drafter.forced_positions(accepted)
-        self._last_round.cut_masses = self._drafter.cut_masses
+        self._last_round.cut_masses = self._drafter.verified_cut_masses(path)
         return self._last_round
 
     def _take_logprobs(

@@ -18,7 +18,7 @@ from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
 from pilotfish.engines.language_model import Execution
 from pilotfish.speculation.acceptance import ENOUGH, predicted_acceptance
 from pilotfish.speculation.cut_mass import cut_masses
-from pilotfish.speculation.distributions import Floats
+from pilotfish.speculation.distributions import Floats, Sampling
 from pilotfish.speculation.logits_options import LogitsProcessor
 from pilotfish.speculation.tree import Expansion, Tree
 from pilotfish.wire.protocols import Draft, DrawKey, SamplingParams, SpeculationProtocol
@@ -73,7 +73,10 @@ class Drafter(ABC):
         self._single = 0  # number of the window's first tokens that have a pass each
         self.places: dict[int, int] = {}
         self._forced: list[int] = []  # indices of the window's tokens that a grammar forced
-        self.cut_masses: tuple[float, ...] = ()  # `cut_masses` of the last window's first row
+        self._windows = 0  # number of windows so far
+        # `cut_masses` of one row of the last window, and the node that it follows
+        self._cut_masses: tuple[float, ...] = ()
+        self._cut_node = 0
 
     # Implemented by each kind
 
@@ -179,8 +182,10 @@ class Drafter(ABC):
         self._window, self._single = Tree(), single
         tree = self._window
         self._forced.clear()
-        self.places, self.cut_masses = {}, ()
+        self.places, self._cut_masses = {}, ()
         expansion = self._open(committed, expansion, protocol)
+        measured_depth = self._windows % max(1, len(expansion))
+        self._windows += 1
         # protocols that judge by hidden states need the states of all tokens, so all must be read
         unread = not protocol.requires and {*expansion} == {1}
         rows: list[Any] = []
@@ -189,11 +194,9 @@ class Drafter(ABC):
             level = self._processed_level(tree, logits_processor, committed, unread=unread)
             if level is None:
                 break
-            is_sampled = level.acceptance is None and not sampling_params.sampling.greedy
             # σ(K) of processed logits differs, and would be taken for that of free text
-            if depth == 0 and is_sampled and logits_processor is None:
-                masses = cut_masses(level.logits[0], sampling_params.sampling)
-                self.cut_masses = tuple(masses.tolist())
+            if depth == measured_depth and level.acceptance is None and logits_processor is None:
+                self._measure_cut_masses(level, tree, sampling_params.sampling)
             drawn = []
             for at, row in enumerate(level.logits):
                 draw_key = DrawKey(len(committed), depth, range(at * count, (at + 1) * count))
@@ -219,6 +222,22 @@ class Drafter(ABC):
             ]
         draft: Draft = protocol.attach_states(protocol.make_draft(tree, rows), self.hidden_states)
         return draft
+
+    def _measure_cut_masses(self, level: Level, tree: Tree, sampling: Sampling) -> None:
+        """Measure what each K cuts off the first row of a level; temperature 0 has no K."""
+        if not sampling.greedy:
+            self._cut_masses = tuple(cut_masses(level.logits[0], sampling).tolist())
+            self._cut_node = tree.level[0]
+
+    def verified_cut_masses(self, path: Sequence[int]) -> tuple[float, ...]:
+        """Return `cut_masses` of one verified row of the last window; empty if none was measured.
+
+        path: the accepted nodes. Windows measure each depth in turn, and only verified positions
+        count: their mean is that of the positions whose drafts were accepted or rejected. The first
+        drafts alone would cut off more, since a rejection often comes before them.
+        """
+        verified = self._cut_node == 0 or self._cut_node in path
+        return self._cut_masses if verified else ()
 
     def _processed_level(
         self, tree: Tree, logits_processor: LogitsProcessor | None, committed: Ids, *, unread: bool

@@ -8,6 +8,7 @@ the order of the draws (docs/papers.md). A chain is the tree ⟨1, 1, …⟩.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 
 import numpy as np
@@ -143,6 +144,7 @@ def _numbered_from(coin: NumberedCoin, first: int) -> Coin:
     return lambda probability: coin(next(numbers), probability)
 
 
+@lru_cache(maxsize=256)
 def nodes_at_most(expansion: Expansion) -> int:
     """Return the maximum number of nodes of a tree ⟨k₁…k_L⟩ without the root: Σ_l Π_{i≤l} kᵢ."""
     level = total = 1
@@ -150,6 +152,11 @@ def nodes_at_most(expansion: Expansion) -> int:
         level *= children
         total += level
     return total - 1
+
+
+def branch(branching: Expansion, levels: int) -> Expansion:
+    """Return ⟨k₁…k_L⟩ that begins with these levels; later levels have one candidate per node."""
+    return (*branching, *(1,) * levels)[:levels]
 
 
 def chain(length: int) -> list[tuple[int, ...]]:

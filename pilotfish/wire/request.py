@@ -261,7 +261,8 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
             int,
             setting(
                 "truncate the drafter's distribution to K tokens: tslt's K (default: as the "
-                "target's; with tslt, tree and adaptive 64 if neither distribution is truncated)",
+                "target's; if neither distribution is truncated, 64 with protocols tslt, tree and "
+                "adaptive, and auto chooses K)",
                 ge=0,
                 le=_U31,
                 axis="drafter",

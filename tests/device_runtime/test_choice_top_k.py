@@ -2,88 +2,49 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.choice.predictive import PredictivePolicy
-from pilotfish.device_runtime.choice.top_k import TOP_KS
 from pilotfish.device_runtime.plan import Auto, Plan
-from pilotfish.device_runtime.record import Choice, Round, Timings
 from pilotfish.speculation.cut_mass import CUT_SIZES, acceptance_at
-from pilotfish.wire.codecs.sparse import typical_bytes
-from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.codecs.sparse import MAX_TOKENS, typical_bytes
+from pilotfish.wire.protocols import Tslt
 from pilotfish.wire.protocols.protocol import PairSizes
 from pilotfish.wire.request import Options
+from tests.support import choosing
+from tests.support.choosing import (
+    DRAFTER,
+    FLAT,
+    SHARP,
+    TARGET,
+    VOCAB,
+    informed,
+    link,
+    played,
+    sigma_at,
+)
 from tests.support.plans import alternatives, plan
 
-DRAFTER = {1: 0.010, 2: 0.012, 4: 0.015}
-TARGET = {1: 0.100, 2: 0.100, 4: 0.101, 8: 0.103, 16: 0.106, 32: 0.112}
-AUTO = Auto(among=["tslt"])
-FLAT = (0.60, 0.50, 0.42, 0.35, 0.29, 0.23, 0.11, 0.03)  # σ at each K of `CUT_SIZES`
-SHARP = (0.004, 0.002, 0.001, 0.0005, 0.0, 0.0, 0.0, 0.0)
 SPREAD = 0.2
+TOP_KS = Tslt.top_ks
+chosen = partial(choosing.chosen, "tslt")
 
 
 def tslt(**options) -> Plan:
     return plan(protocol="tslt", temperature=1.0, window=4, **options)
 
 
-def link(up_bps: float, rtt_s: float = 0.02) -> LinkState:
-    def reading(value: float) -> Reading:
-        return Reading(value=value, age_s=0.1, samples=5)
-
-    return LinkState(rtt=reading(rtt_s), up=reading(up_bps), down=reading(1e9))
-
-
-def played(used: Plan, cut: tuple[float, ...], seed: int, count: int = 60) -> list[Round]:
-    """Play rounds of a pair that accepts at each K as the model says, with frames of usual size."""
-    rng = np.random.default_rng(seed)
-    top_k = used.top_k
-    sigma = float(np.interp(np.log(top_k), np.log(CUT_SIZES), cut))
-    alpha, gamma = acceptance_at(sigma, SPREAD), len(used.expansion)
-    rounds = []
-    for _ in range(count):
-        accepted = int(np.cumprod(rng.random(gamma) < alpha).sum())
-        rounds.append(
-            Round(
-                protocol=used.protocol,
-                start=10,
-                window=gamma,
-                nodes=gamma,
-                accepted=accepted,
-                tokens=[0] * (accepted + 1),
-                uplink_bytes=round(60 + 1.1 * typical_bytes(gamma, top_k)),
-                downlink_bytes=58,
-                timings=Timings(draft=0.010 * gamma, verify=0.1),
-                pass_s=0.1,
-                cut_masses=cut,
-            )
-        )
-    return rounds
-
-
-def informed(used: Plan, cut: tuple[float, ...], answers: int = 30) -> Evidence:
-    seen = Evidence(DRAFTER, TARGET, PairSizes(49_152, 576))
-    for seed in range(answers):
-        seen.add(used, played(used, cut, seed))
-    return seen
-
-
-def chosen(
-    seen: Evidence, state: LinkState, policy: PredictivePolicy | None = None, **options
-) -> tuple[Plan, Choice]:
-    plans = alternatives(AUTO, Options(temperature=1.0, **options), offered=["tslt"])
-    return (policy or PredictivePolicy()).choose(AUTO, plans, state, seen)
-
-
 @pytest.mark.parametrize("cut", [FLAT, SHARP])
 @pytest.mark.parametrize("used", [16, 64, 1024])
 def test_rounds_at_one_k_tell_the_acceptance_at_every_k(cut: tuple[float, ...], used: int) -> None:
     seen = informed(tslt().with_top_k(used), cut)
-    known = float(np.interp(np.log(used), np.log(CUT_SIZES), cut))
+    known = sigma_at(cut, used)
     for top_k in TOP_KS:
-        sigma = float(np.interp(np.log(top_k), np.log(CUT_SIZES), cut))
+        sigma = sigma_at(cut, top_k)
         expected = seen.acceptance_by_depth(tslt().with_top_k(top_k))[0]
         error = 0.03 + 0.1 * abs(sigma - known)  # far from the rounds' own K it is less exact
         assert expected == pytest.approx(acceptance_at(sigma, SPREAD), abs=error)
@@ -116,6 +77,19 @@ def test_a_thin_uplink_gets_a_small_k_and_a_fast_one_a_large_k() -> None:
     assert thin.top_k < usual.top_k < fast.top_k == max(TOP_KS)
 
 
+def test_whole_distributions_are_sent_where_they_fit_and_pay() -> None:
+    seen = informed(tslt(), FLAT)
+    fast, choice = chosen(seen, link(1e11), vocab_size=VOCAB)
+    assert fast.top_k == choice.top_k == VOCAB
+    assert f", K {VOCAB} at " in choice.reason
+    assert seen.acceptance_by_depth(fast)[0] > seen.acceptance_by_depth(fast.with_top_k(1024))[0]
+    for forecast in choice.forecasts:  # longer windows keep another K
+        assert forecast.window * forecast.top_k <= MAX_TOKENS
+    fast.expect_sendable(VOCAB)
+    assert chosen(seen, link(1e6), vocab_size=VOCAB)[0].top_k <= max(TOP_KS)
+    assert chosen(seen, link(1e11), vocab_size=VOCAB, window=8)[0].top_k == max(TOP_KS)
+
+
 def test_where_k_does_not_matter_it_stays() -> None:
     seen = informed(tslt(), SHARP)
     policy = PredictivePolicy()
@@ -143,7 +117,8 @@ def test_a_truncation_that_the_request_names_stays(options: dict[str, float]) ->
     seen = informed(tslt(), FLAT)
     plan_, choice = chosen(seen, link(1e9), **options)
     assert plan_.top_k == options.get("draft_top_k", options.get("top_k", 0))
-    assert not plan_.has_free_top_k
+    assert plan_.names_truncation
+    assert not plan_.free.top_ks
     assert choice.top_k == plan_.top_k
 
 
@@ -169,7 +144,7 @@ def test_rounds_that_the_model_does_not_explain_give_a_possible_acceptance(
     used: int, share: float
 ) -> None:
     """All or none of the drafts are accepted, whatever mass K cuts off."""
-    seen = Evidence(DRAFTER, TARGET, PairSizes(49_152, 576))
+    seen = Evidence(DRAFTER, TARGET, PairSizes(VOCAB, 576))
     at_used = tslt().with_top_k(used)
     for seed in range(30):
         rounds = played(at_used, FLAT, seed, count=8)
@@ -185,14 +160,15 @@ def test_rounds_that_the_model_does_not_explain_give_a_possible_acceptance(
 
 
 def test_evidence_does_not_grow_with_the_ks_and_temperatures_of_requests() -> None:
-    seen = Evidence(DRAFTER, TARGET, PairSizes(49_152, 576))
+    seen = Evidence(DRAFTER, TARGET, PairSizes(VOCAB, 576))
     rounds = played(tslt(), FLAT, 0, count=2)
     for number in range(1, 200):
         seen.add(tslt(draft_top_k=number), rounds)
         warm = plan(protocol="tslt", temperature=number / 10, window=4)
         seen.add(warm, rounds)
         seen.acceptance_by_depth(warm.with_top_k(256))
-    entries = (seen._up_ratios._ratios, seen._cut_masses._values, seen._cut_masses._means)
-    assert [len(each) for each in entries] == [64, 64, 64]
+    cut_masses = seen._acceptance._cut_masses
+    assert [len(each) for each in (seen._up_ratios._ratios, cut_masses._sums)] == [64, 64]
     newest = plan(protocol="tslt", temperature=19.9, window=4)
-    assert seen._cut_masses.sigma(newest, 64) == pytest.approx(FLAT[CUT_SIZES.index(64)])
+    (count, sums), at = cut_masses._sums[19.9], CUT_SIZES.index(64)
+    assert cut_masses.sigma(newest, 64) == pytest.approx(sums[at] / count)

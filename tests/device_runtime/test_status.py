@@ -87,6 +87,7 @@ def test_status_tells_why_a_protocol_was_chosen_and_what_was_recovered(status):
         "name": "greedy",
         "window": 3,
         "top_k": None,
+        "expansion": None,
         "policy": "model",
         "reason": "cheapest",
     }

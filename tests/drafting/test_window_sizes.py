@@ -6,40 +6,23 @@ import numpy as np
 import pytest
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.bridge import TrivialBridge
 from pilotfish.device_runtime.plan import plan
-from pilotfish.drafting.text_drafter import TextDrafter
-from pilotfish.drafting.window import Drafter, Level
 from pilotfish.speculation.distributions import Sampling
 from pilotfish.wire.codecs import decode_sparse
 from pilotfish.wire.codecs.sparse import MAX_TOKENS
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SamplingParams
 from pilotfish.wire.request import Request
+from tests.support.flat_drafter import FlatDrafter
 
 VOCAB = 49_152
 WHOLE = MAX_TOKENS // VOCAB  # distributions over the whole vocabulary that a message holds
 NO_TEXT = np.empty(0, np.uint32)
 
 
-class FlatDrafter(TextDrafter):
-    """Predicts nearly uniform distributions, of which no token is negligible."""
-
-    def __init__(self):
-        Drafter.__init__(self)  # no memory of texts
-        self.bridge = TrivialBridge(VOCAB)
-
-    def _open(self, committed, expansion, protocol):
-        return expansion
-
-    def _level(self, tree, *, unread):
-        rows = np.random.default_rng(len(tree)).random((len(tree.level), VOCAB))
-        return Level(rows.astype(np.float32))
-
-
 def draft_of(protocol, sampling, expansion, seed=1):
     params = SamplingParams(sampling=sampling, seed=seed)
     exchange = PROTOCOL_REGISTRY[protocol]
-    return exchange, FlatDrafter().draft(NO_TEXT, expansion, exchange, params, ())
+    return exchange, FlatDrafter(VOCAB).draft(NO_TEXT, expansion, exchange, params, ())
 
 
 @pytest.mark.parametrize("protocol", ["tslt", "tree", "adaptive"])

@@ -24,7 +24,10 @@ def alternatives(
     offered: Collection[str],
     most: int = MAX_WINDOW,
     reachable: bool = True,
+    vocab_size: int = 0,
 ) -> list[Plan]:
     """Return the plans that "auto" may choose from."""
     request = Request.from_options({**options, "protocol": auto})
-    return auto_plans.alternatives(request, offered=offered, most=most, reachable=reachable)
+    return auto_plans.alternatives(
+        request, offered=offered, most=most, reachable=reachable, vocab_size=vocab_size
+    )

@@ -11,11 +11,15 @@ after a long time.
 A lossy protocol's rounds are evidence for its whole family of protocols. They are also evidence for
 the lossless protocols, without the tokens that the lossy rule gained (its counters report their
 number).
+
+The levels of a tree are counted by their number of candidates. Levels with another number inform
+an estimate as other protocols do: `speculation.more_candidates` converts them.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +27,7 @@ from numpy.typing import NDArray
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.acceptance import PRIOR_ACCEPTANCE
+from pilotfish.speculation.more_candidates import acceptance_of
 from pilotfish.wire.messages import MAX_WINDOW
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, SpeculationProtocol, counters
 
@@ -30,13 +35,45 @@ _PRIOR_WEIGHT = 4.0  # weight of the prior, in positions
 _POOL_WEIGHT = 16.0  # weight of other depths or protocols, in positions
 _FADE = 0.97  # factor by which the weight of the evidence shrinks with each answer
 _MAX_ACCEPTANCE = 0.98  # upper bound of a rescaled α
-Kind = tuple[str, bool]
+Kind = tuple[str, bool, int]
 
 
-def _kind_of(plan: Plan) -> Kind:
-    """Return (protocol family, greedy): plans with the same key have the same acceptance."""
+class Lost(NamedTuple):
+    """What the drafts of a level lost against others: an acceptance less that of these drafts.
+
+    in_kind: compared with as many candidates at the protocol's default K. in_pool: compared with
+    one candidate at that K.
+    """
+
+    in_kind: float = 0.0
+    in_pool: float = 0.0
+
+
+_NOTHING_LOST = Lost()
+
+
+def _kind_of(plan: Plan, candidates: int) -> Kind:
+    """Return (protocol family, greedy, candidates): levels of one kind have the same acceptance."""
     family = plan.exchange.family if plan.exchange is not None else ""
-    return family or plan.protocol, plan.sampling.sampling.greedy
+    return family or plan.protocol, plan.sampling.sampling.greedy, candidates
+
+
+def level_runs(plan: Plan) -> Sequence[tuple[int, int, int]]:
+    """Group the levels of a plan's window by their number of candidates.
+
+    Returns (first level, last level + 1, candidates); without windows, one group of all depths. A
+    drafter at temperature 0 draws equal candidates, which count as one.
+    """
+    levels = len(plan.expansion) or MAX_WINDOW
+    trees = plan.exchange is not None and plan.exchange.allows_trees
+    if not trees or plan.drafting.sampling.greedy:
+        return [(0, levels, 1)]
+    runs, begin = [], 0
+    for candidates, group in groupby(plan.expansion):
+        end = begin + len(list(group))
+        runs.append((begin, end, candidates))
+        begin = end
+    return runs
 
 
 def _strict_agreement(exchange: SpeculationProtocol[Any], *, greedy: bool) -> float:
@@ -61,19 +98,24 @@ class DepthCounts:
         self.agreed = np.zeros(MAX_WINDOW)
 
     def add(
-        self, depth: int, compared: int, accepted: int, gained: float = 0.0, lost: float = 0.0
+        self,
+        depth: int,
+        compared: int,
+        accepted: int,
+        gained: float = 0.0,
+        lost: Lost = _NOTHING_LOST,
     ) -> None:
         """Add ``compared`` drafts from this depth on, of which the first ``accepted`` agreed.
 
-        lost: the acceptance of each draft at the default K, less that at the K of these drafts.
+        gained: the gained share of each accepted draft. lost: what each draft lost.
         """
         self.reached[depth : depth + compared] += 1
         self.accepted[depth : depth + accepted] += 1
         if accepted:
-            self.agreed[depth : depth + accepted] += max(0.0, 1 - gained / accepted)
-        if lost:
-            self.accepted[depth : depth + compared] += lost
-            self.agreed[depth : depth + compared] += lost
+            self.agreed[depth : depth + accepted] += max(0.0, 1 - gained)
+        if lost.in_kind or lost.in_pool:
+            self.accepted[depth : depth + compared] += lost.in_kind
+            self.agreed[depth : depth + compared] += lost.in_pool
 
     def fade(self) -> None:
         """Reduce the weight of the evidence, once per answer."""
@@ -90,51 +132,74 @@ class Acceptance:
     def __init__(self, prior: float = PRIOR_ACCEPTANCE) -> None:
         self._prior = prior
         self._counts: dict[Kind, DepthCounts] = defaultdict(DepthCounts)
-        self._by_depth: dict[Kind, NDArray[np.float64]] = {}  # cached estimates
+        # cached estimates: of one candidate under `dsd`, by greedy; of each kind at a σ
+        self._pooled: dict[bool, NDArray[np.float64]] = {}
+        self._by_depth: dict[tuple[Kind, float], list[float]] = {}
 
-    def add(self, plan: Plan, rounds: Iterable[Round], lost: float = 0.0) -> None:
-        """Add the rounds of an answer, complete or not; lost: see `DepthCounts.add`."""
+    def add(
+        self, plan: Plan, rounds: Iterable[Round], lost: Mapping[int, Lost] | None = None
+    ) -> None:
+        """Add the rounds of an answer, complete or not; lost: by number of candidates."""
+        self._pooled.clear()
         self._by_depth.clear()
         for counts in self._counts.values():
             counts.fade()
         if plan.exchange is None:
             return
-        counts = self._counts[_kind_of(plan)]
+        lost = lost or {}
+        levels = [
+            (begin, end, self._counts[_kind_of(plan, k)], lost.get(k, _NOTHING_LOST))
+            for begin, end, k in level_runs(plan)
+        ]
         gains = [name for name, counter in counters().items() if counter.is_lossy_gain]
         for round_ in rounds:
             if round_.run is None and plan.streams:
                 continue  # no draft of the device was compared
             depth, compared, accepted = round_.run or (0, round_.verified, round_.accepted)
-            gained = sum(round_.notes.get(name, 0) for name in gains)
-            counts.add(depth, compared, accepted, gained, lost)
+            gained = sum(round_.notes.get(name, 0) for name in gains) / max(1, accepted)
+            for begin, end, counts, loss in levels:
+                first = max(begin, depth)
+                drafts = min(end, depth + compared) - first
+                if drafts > 0:
+                    agreed = min(drafts, max(0, depth + accepted - first))
+                    counts.add(first, drafts, agreed, gained, loss)
 
-    def acceptance_by_depth(self, plan: Plan) -> NDArray[np.float64]:
-        """Estimate α at each depth, for drafts that reach this depth; f64 [`MAX_WINDOW`]."""
-        kind = _kind_of(plan)
-        if kind not in self._by_depth:
-            self._by_depth[kind] = self._estimate(*kind)
-        return self._by_depth[kind]
+    def by_depth(self, plan: Plan, candidates: int = 1, sigma: float = 0.0) -> list[float]:
+        """Estimate the acceptance of so many candidates at each depth, if drafts reach it.
 
-    def _estimate(self, kind: str, greedy: bool) -> NDArray[np.float64]:
-        members = {
-            protocol.family or name: protocol for name, protocol in PROTOCOL_REGISTRY.items()
-        }
-        # protocols share only evidence without lossy gains
-        scale = {
-            name: _strict_agreement(protocol, greedy=greedy) for name, protocol in members.items()
-        }
+        The estimate is for the protocol's default K, at which truncation cuts off ``sigma``. It has
+        `MAX_WINDOW` values.
+        """
+        key = _kind_of(plan, candidates), sigma if candidates > 1 else 0.0
+        if key not in self._by_depth:
+            self._by_depth[key] = self._estimate(*key).tolist()
+        return self._by_depth[key]
+
+    def _estimate(self, kind: Kind, sigma: float) -> NDArray[np.float64]:
+        family, greedy, candidates = kind
+        member = _members()[family]
+        scale = _strict_agreement(member, greedy=greedy)
+        if greedy not in self._pooled:
+            self._pooled[greedy] = self._pool(greedy)
+        single = self._pooled[greedy] * (scale if member.lossless else member.relative_acceptance)
+        expected = acceptance_of(candidates, np.minimum(_MAX_ACCEPTANCE, single), sigma)
+        counts = self._counts[kind]
+        return (_POOL_WEIGHT * expected + counts.accepted) / (_POOL_WEIGHT + counts.reached)
+
+    def _pool(self, greedy: bool) -> NDArray[np.float64]:
+        """Estimate α under `dsd` from all protocols, without lossy gains; f64 [`MAX_WINDOW`]."""
+        members = _members()
         reached, agreed = np.zeros(MAX_WINDOW), np.zeros(MAX_WINDOW)
-        for (name, was_greedy), counts in self._counts.items():
+        for (family, was_greedy, _), counts in self._counts.items():
             if was_greedy == greedy:
                 reached += counts.reached
-                agreed += counts.agreed / scale[name]
-        own_counts = self._counts[kind, greedy]
-        expected = np.minimum(
-            _MAX_ACCEPTANCE,
-            smooth(reached, agreed, self._prior)
-            * (scale[kind] if members[kind].lossless else members[kind].relative_acceptance),
-        )
-        return (_POOL_WEIGHT * expected + own_counts.accepted) / (_POOL_WEIGHT + own_counts.reached)
+                agreed += counts.agreed / _strict_agreement(members[family], greedy=greedy)
+        return smooth(reached, agreed, self._prior)
+
+
+def _members() -> dict[str, SpeculationProtocol[Any]]:
+    """Return a protocol of each family."""
+    return {protocol.family or name: protocol for name, protocol in PROTOCOL_REGISTRY.items()}
 
 
 def smooth(

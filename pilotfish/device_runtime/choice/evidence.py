@@ -3,7 +3,8 @@
 In:  the rounds of each answer, and the pass times that both ends measured at the start. Out:
      estimates for any plan, even before it is tried.
 
-`acceptance` estimates α, `hints` the gain from the edge's hints, and `pass_pace` the pass times.
+`window_acceptance` estimates α, `hints` the gain from the edge's hints, and `pass_pace` the pass
+times.
 Under protocols that stream, the drafter's passes are timed *while the target runs*: two ends on one
 machine share its memory and slow each other down.
 
@@ -19,15 +20,15 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.device_runtime.choice.acceptance import Acceptance
 from pilotfish.device_runtime.choice.hints import EdgeHints, hint_source
 from pilotfish.device_runtime.choice.pass_pace import (
     PassPace,
+    PassTimes,
     RecentValues,
     median_of_parts,
-    pass_s,
 )
-from pilotfish.device_runtime.choice.top_k import CutMasses
+from pilotfish.device_runtime.choice.top_k import RatiosByTopK
+from pilotfish.device_runtime.choice.window_acceptance import WindowAcceptance
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Round
 from pilotfish.speculation.acceptance import PRIOR_ACCEPTANCE
@@ -43,7 +44,6 @@ _MIN_RATIO, _MAX_RATIO = 0.5, 2.5  # bounds of the ratio measured/forecast of on
 _ON_TIME_ANSWERS = 2.0  # weight, in answers, of the prior ratio 1
 _FULL_ANSWER = 16  # minimum number of rounds with which an answer has full weight
 _FORECAST_FADE = 0.95  # factor by which the weight of the ratios shrinks with each answer
-_MAX_TOP_KS = 64  # maximum number of pairs of protocol and K whose bytes are kept
 
 
 class ForecastErrors:
@@ -79,33 +79,6 @@ class ForecastErrors:
         return float((_ON_TIME_ANSWERS + ratios) / (_ON_TIME_ANSWERS + answers))
 
 
-class _ByTopK:
-    """Ratios by protocol and K; another K of the protocol stands in for one without data.
-
-    Requests may name any K, so only the last `_MAX_TOP_KS` are kept.
-    """
-
-    def __init__(self) -> None:
-        self._ratios: dict[tuple[str, int], RecentValues] = {}
-        self._last_top_k: dict[str, int] = {}
-
-    def of(self, protocol: str, top_k: int) -> RecentValues:
-        """Return the ratios to add to."""
-        self._last_top_k[protocol] = top_k
-        ratios = self._ratios.pop((protocol, top_k), RecentValues())
-        self._ratios[protocol, top_k] = ratios  # the newest comes last
-        if len(self._ratios) > _MAX_TOP_KS:
-            del self._ratios[next(iter(self._ratios))]
-        return ratios
-
-    def mean(self, protocol: str, top_k: int) -> float:
-        """Return the mean ratio at this K or, without data, at the last K; else 1."""
-        ratios = self._ratios.get((protocol, top_k))
-        if ratios is None:
-            ratios = self._ratios.get((protocol, self._last_top_k.get(protocol, top_k)))
-        return 1.0 if ratios is None else ratios.mean(1.0)
-
-
 class Evidence:
     """Evidence on one device and one edge.
 
@@ -123,26 +96,26 @@ class Evidence:
         prior: float = PRIOR_ACCEPTANCE,
         drafts_per_pass: int = 1,
     ) -> None:
-        self._drafter_pass_times, self._drafts_per_pass = drafter_pass_times, drafts_per_pass
+        self._drafter_pass_s, self._drafts_per_pass = PassTimes(drafter_pass_times), drafts_per_pass
         # without times of the edge, assume a slow target whose passes all take the same time
         slow_s = _ASSUMED_SLOWDOWN * drafter_pass_times[1]
-        self._target_pass_times = dict(sorted(target_pass_times.items())) or {
-            1: slow_s,
-            MAX_WINDOW: slow_s,
-        }
-        self._edge_drafter_pass_times = dict(sorted((edge_drafter_pass_times or {}).items()))
+        self._target_pass_s = PassTimes(
+            dict(sorted(target_pass_times.items())) or {1: slow_s, MAX_WINDOW: slow_s}
+        )
+        self._edge_drafter_pass_s = PassTimes(dict(sorted((edge_drafter_pass_times or {}).items())))
         self._sizes = sizes
-        self._acceptance, self.edge_hints = Acceptance(prior), EdgeHints()
-        self._cut_masses = CutMasses()
+        self._acceptance = WindowAcceptance(prior, sizes.vocabulary)
+        self.edge_hints = EdgeHints()
         self.forecast_errors = ForecastErrors()
         self._drafting, self._verifying = PassPace(), PassPace()
         # protocol → ratio of measured to estimated drafting time of a drafter with a mask token
         self._masked_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
         self._overhead_s: dict[str, RecentValues] = defaultdict(RecentValues)  # encode + settle
         self._queue_s, self._interval_s = RecentValues(), RecentValues()
+        self._overheads_s: dict[str, float] = {}  # cached seconds of a round besides both passes
         # ratios of measured to estimated bytes up, by protocol and K; by protocol: ratios of
         # measured to estimated bytes down, and of measured to estimated round trips after the first
-        self._up_ratios = _ByTopK()
+        self._up_ratios = RatiosByTopK()
         self._down_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
         self._extra_trip_ratios: dict[str, RecentValues] = defaultdict(RecentValues)
 
@@ -150,8 +123,8 @@ class Evidence:
 
     def add(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the rounds of an answer, complete or not."""
-        self._cut_masses.add(plan, rounds)
-        self._acceptance.add(plan, rounds, -self._acceptance_change(plan))
+        self._overheads_s.clear()
+        self._acceptance.add(plan, rounds)
         self.edge_hints.add(plan, rounds)
         self.forecast_errors.fade()
         steady = rounds[1:]  # the first round includes the reading of the prompt
@@ -185,10 +158,7 @@ class Evidence:
         self._add_drafting(plan, name, drafting)
         self._verifying.add(
             name,
-            [
-                round_.pass_s / pass_s(self._target_pass_times, 1 + round_.window)
-                for round_ in rounds
-            ],
+            [round_.pass_s / self._target_pass_s[1 + round_.window] for round_ in rounds],
             with_edge_drafter=self._edge_may_draft(plan),
         )
         if rounds:  # tokens may come in bursts, so only mean intervals count
@@ -239,29 +209,24 @@ class Evidence:
 
         f64 [γ] for a plan with windows of γ levels; f64 [`MAX_WINDOW`] for a stream.
         """
-        by_depth = self._acceptance.acceptance_by_depth(plan)
-        if not plan.streams:
-            by_depth = by_depth[: len(plan.expansion)] + self._acceptance_change(plan)
-        # rounds at another K than the default count as the model converts them, which may err
-        return np.clip(by_depth, 0.0, 1.0)
-
-    def _acceptance_change(self, plan: Plan) -> float:
-        """Estimate the acceptance at the plan's K, less that at the protocol's default K."""
-        if plan.exchange is None or plan.streams or not plan.expansion:
-            return 0.0
-        acceptance = self._acceptance.acceptance_by_depth(plan)[: len(plan.expansion)].mean()
-        return self._cut_masses.acceptance_change(plan, float(acceptance))
+        return np.array(self._acceptance.by_depth(plan))
 
     def tokens(self, plan: Plan) -> float:
         """Estimate N, a round's tokens: 1 + Σ_k Π_{i≤k} αᵢ (tslt, equation 8; an α per depth)."""
-        return 1.0 + float(np.cumprod(self.acceptance_by_depth(plan)).sum())
+        tokens = path = 1.0
+        for alpha in self._acceptance.by_depth(plan):
+            path *= alpha
+            tokens += path
+        return tokens
 
     def computing_s(self, plan: Plan) -> float:
         """Estimate a round's seconds without the link: draft, encode, queue, verify, settle."""
         name, expansion = plan.protocol, plan.expansion
         draft_s = self._drafting_s(plan, expansion) * self._drafting_factor(name)
-        overhead_s = self._overhead_s[name].median(0.0) + self._queue_s.median(0.0)
-        return draft_s + self.verifying_s(plan) + overhead_s
+        if name not in self._overheads_s:
+            overhead_s = self._overhead_s[name].median(0.0) + self._queue_s.median(0.0)
+            self._overheads_s[name] = overhead_s
+        return draft_s + self.verifying_s(plan) + self._overheads_s[name]
 
     def round_bytes(self, plan: Plan) -> RoundBytes:
         """Estimate the bytes of a round: the protocol's own estimate, corrected by past rounds."""
@@ -273,6 +238,8 @@ class Evidence:
 
     def round_trips(self, plan: Plan) -> float:
         """Estimate a round's round trips, 1 to 2: the protocol's own estimate, corrected."""
+        if plan.exchange is None or not plan.exchange.requests_states:
+            return 1.0
         extra_trips = self._expected_extra_trips(plan, len(plan.expansion))
         return 1.0 + min(
             1.0, extra_trips * self._extra_trip_ratios[plan.protocol].mean(1.0, _PRIOR_ROUNDS)
@@ -295,11 +262,11 @@ class Evidence:
 
     def _edge_may_draft(self, plan: Plan) -> bool:
         """Whether the edge may draft while its target runs."""
-        return bool(self._edge_drafter_pass_times) and hint_source(plan) not in ("", DEVICE)
+        return bool(self._edge_drafter_pass_s) and hint_source(plan) not in ("", DEVICE)
 
     def streaming_s(self, protocol: str, drafts: int = 0) -> float:
         """Estimate the seconds of a streaming target's pass with this number of drafts."""
-        return pass_s(self._target_pass_times, 1 + drafts) * self._verifying.factor(protocol)
+        return self._target_pass_s[1 + drafts] * self._verifying.factor(protocol)
 
     def pass_interval_s(self) -> float:
         """Estimate the seconds between two passes of a streaming target."""
@@ -313,20 +280,20 @@ class Evidence:
     def _draft_s(self) -> float:
         """Seconds per draft of a chain, if each pass makes as many drafts as it can."""
         most = self._drafts_per_pass
-        return pass_s(self._drafter_pass_times, most) / most
+        return self._drafter_pass_s[most] / most
 
     def edge_drafter_token_s(self) -> float | None:
         """Return the edge drafter's seconds per token; None if the edge has no drafter."""
-        return pass_s(self._edge_drafter_pass_times, 1) if self._edge_drafter_pass_times else None
+        return self._edge_drafter_pass_s[1] if self._edge_drafter_pass_s else None
 
     def local_token_s(self) -> float:
         """Estimate the seconds per token under `local`."""
-        return pass_s(self._drafter_pass_times, 1) * self._drafting.factor(LOCAL)
+        return self._drafter_pass_s[1] * self._drafting.factor(LOCAL)
 
     def _alpha(self, plan: Plan, window: int) -> float:
         """Return the mean α of a window of ``window`` levels."""
-        by_depth = self.acceptance_by_depth(plan)[:window]
-        return float(by_depth.mean()) if len(by_depth) else 0.0
+        by_depth = self._acceptance.by_depth(plan)[:window]
+        return sum(by_depth) / len(by_depth) if by_depth else 0.0
 
     def _expected_bytes(self, plan: Plan, window: int) -> RoundBytes:
         assert plan.exchange is not None
@@ -359,18 +326,18 @@ class Evidence:
             total, unread = 0.0, 1
             for done in range(0, len(expansion), most):
                 drafts = min(most, len(expansion) - done)
-                total += pass_s(self._drafter_pass_times, unread + drafts - 1)
+                total += self._drafter_pass_s[unread + drafts - 1]
                 unread = drafts
-            return total + last * pass_s(self._drafter_pass_times, len(expansion))
+            return total + last * self._drafter_pass_s[len(expansion)]
         nodes, total = 1, 0.0
         for count in (*expansion, *[1] * last):
-            total += pass_s(self._drafter_pass_times, nodes)
+            total += self._drafter_pass_s[nodes]
             nodes *= count
         return total
 
     def _verifying_s(self, expansion: Sequence[int]) -> float:
         """Return the seconds of the target's pass over a window."""
-        return pass_s(self._target_pass_times, 1 + nodes_at_most(tuple(expansion)))
+        return self._target_pass_s[1 + nodes_at_most(tuple(expansion))]
 
 
 def _mean_interval_s(rounds: Sequence[Round]) -> float:

@@ -67,6 +67,7 @@ class PassPace:
         self._idle_answers: Counter[str] = Counter()
         self._last_protocol = ""
         self._consecutive_answers = 0  # answers in a row under the last protocol
+        self._factors: dict[str, float] = {}  # cached factors
 
     def add(self, name: str, factors: Sequence[float], *, with_edge_drafter: bool = False) -> None:
         """Add the factors of an answer's passes under this protocol.
@@ -74,6 +75,7 @@ class PassPace:
         with_edge_drafter: the edge drafts as well, so only the protocol's factor counts the
         slowdown. If it counted as the machine's, all other protocols would seem just as slow.
         """
+        self._factors.clear()
         factors = [factor for factor in factors if factor > 0.0]  # a pass of 0 s was not measured
         if not factors:
             self.fade()
@@ -109,11 +111,14 @@ class PassPace:
 
     def fade(self) -> None:
         """Reduce the weight of the machine's factors, after an answer that measured none."""
+        self._factors.clear()
         self._machine_factors.fade()
 
     def factor(self, name: str) -> float:
         """Return the slowdown that is expected now under a protocol."""
-        return self._machine_factor * self._protocol_factor(name)
+        if name not in self._factors:
+            self._factors[name] = self._machine_factor * self._protocol_factor(name)
+        return self._factors[name]
 
     @property
     def _machine_factor(self) -> float:
@@ -133,12 +138,22 @@ def median_of_parts(rounds: Sequence[Round], mean: Callable[[Sequence[Round]], f
     return median(mean(rounds[begin:end]) for begin, end in pairwise(cuts))
 
 
-def pass_s(pass_times: Mapping[int, float], width: int) -> float:
-    """Interpolate the seconds of a pass over ``width`` tokens.
+class PassTimes:
+    """Seconds of a pass by its number of tokens, interpolated.
 
-    pass_times: seconds by number of tokens, ascending; not empty.
+    measured: seconds by number of tokens, ascending; may be empty, but then nothing can be read.
     """
-    widths, seconds = list(pass_times), list(pass_times.values())
-    if width <= widths[-1]:
-        return float(np.interp(width, widths, seconds))
-    return seconds[-1] * width / widths[-1]
+
+    def __init__(self, measured: Mapping[int, float]) -> None:
+        self._widths, self._seconds = list(measured), list(measured.values())
+        self._interpolated: dict[int, float] = {}  # cached seconds, by the widths that were asked
+
+    def __bool__(self) -> bool:
+        return bool(self._widths)
+
+    def __getitem__(self, width: int) -> float:
+        if width not in self._interpolated:
+            beyond = max(1.0, width / self._widths[-1])
+            seconds = float(np.interp(width, self._widths, self._seconds))
+            self._interpolated[width] = beyond * seconds
+        return self._interpolated[width]

@@ -7,8 +7,8 @@ choice. Before the first choice, the best plan without drafting on the device co
 choice. Later, this plan also wins if the chosen plan is not better. Among equal plans the first
 wins.
 
-Where the request leaves K free, the cheapest plan of each protocol is compared at other K
-(`top_k`). Another K, too, must be clearly better.
+Where K or the expansion of a tree is free (`Plan.free`), the cheapest plan of each protocol is
+compared at other K, and then with other trees of as many levels. They, too, must be clearly better.
 
 With ``thrift``, the policy chooses the plan with the least edge time per token, among the plans
 that are predicted to be as fast as `stream` or faster.
@@ -16,22 +16,26 @@ that are predicted to be as fast as `stream` or faster.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 
+from pilotfish.device_runtime.alternatives import with_other_branchings, with_other_top_ks
 from pilotfish.device_runtime.choice.costs import PlanCosts, plan_costs, stream_costs, with_defaults
 from pilotfish.device_runtime.choice.evidence import Evidence
 from pilotfish.device_runtime.choice.hints import ALL, hint_source
 from pilotfish.device_runtime.choice.policy import Policy, describe_link
-from pilotfish.device_runtime.choice.top_k import TOP_KS
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Choice, Forecast
 from pilotfish.speculation.latency import Link
+from pilotfish.speculation.tree import Expansion
 from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.protocols import STREAM
+from pilotfish.wire.protocols import STREAM, SamplingParams
 from pilotfish.wire.protocols.ahead import EDGE
 from pilotfish.wire.request import AutoOptions
 
 _SWITCH_BELOW = 0.95  # another plan must take less than this share of the last choice's time
-_OTHER_K_BELOW = 0.98  # another K must take less than this share of the last K's time
+# another K or another tree must take less than this share of the last one's time
+_OTHER_VARIANT_BELOW = 0.98
 _MAX_KINDS = 64  # maximum number of plan sets for which the last choice is kept
 _PlanName = tuple[str, int, str]  # protocol, window, source of hints
 
@@ -43,16 +47,17 @@ class PredictivePolicy(Policy):
 
     def __init__(self) -> None:
         self._last_choices: dict[tuple[bool, tuple[_PlanName, ...]], _PlanName] = {}
-        self._last_top_ks: dict[str, int] = {}  # by protocol
+        # by protocol: K and the branching of its trees, if one was chosen
+        self._last_variants: dict[str, tuple[int, Expansion | None]] = {}
 
     def choose(
         self, auto: AutoOptions, plans: Sequence[Plan], link: LinkState, evidence: Evidence
     ) -> tuple[Plan, Choice]:
         """Choose the cheapest plan, or the last choice if it costs hardly more."""
         known = with_defaults(link)
-        plans = [self._with_last_top_k(plan) for plan in plans]
+        plans = self._with_last_variants(plans)
         costs = [plan_costs(plan, known, evidence) for plan in plans]
-        self._choose_top_ks(plans, costs, known, evidence)
+        self._choose_variants(plans, costs, known, evidence)
         names = tuple(_plan_name(plan) for plan in plans)
         kind = auto.thrift, names
         last_choice = self._last_choices.pop(kind, None)
@@ -68,37 +73,53 @@ class PredictivePolicy(Policy):
         self._last_choices[kind] = names[best]  # the newest comes last
         if len(self._last_choices) > _MAX_KINDS:
             del self._last_choices[next(iter(self._last_choices))]
-        top_ks = [plan.top_k for plan in plans]
-        return plans[best], _describe_choice(names, top_ks, costs, best, link, thrift=auto.thrift)
+        return plans[best], _describe_choice(plans, names, costs, best, link, thrift=auto.thrift)
 
-    def _with_last_top_k(self, plan: Plan) -> Plan:
-        """Return the plan with the last K of its protocol, if K is free."""
-        top_k = self._last_top_ks.get(plan.protocol)
-        return plan.with_top_k(top_k) if top_k and plan.has_free_top_k else plan
+    def _with_last_variants(self, plans: Sequence[Plan]) -> list[Plan]:
+        """Return the plans with their protocols' last K and branching, where these are free."""
+        varied: list[Plan] = []
+        drafting: dict[str, SamplingParams] = {}  # by protocol, with the last K
+        for plan in plans:
+            top_k, branching = self._last_variants.get(plan.protocol, (0, None))
+            other = plan
+            if top_k in plan.free.top_ks and top_k != plan.top_k:
+                if plan.protocol not in drafting:
+                    drafting[plan.protocol] = plan.with_top_k(top_k).drafting
+                other = replace(other, drafting=drafting[plan.protocol])
+            if branching in plan.free.branchings:
+                other = other.with_branching(branching)
+            varied.append(other if other.fits else plan)
+        return varied
 
-    def _choose_top_ks(
+    def _choose_variants(
         self, plans: list[Plan], costs: list[PlanCosts], link: Link, evidence: Evidence
     ) -> None:
-        """Replace plans with a free K, and their costs, where another K is clearly better.
+        """Replace plans, and their costs, where another K or another tree is clearly better.
 
-        Each protocol keeps one K: that of its cheapest plan.
+        Each protocol keeps one K and one branching: the best for its cheapest plan.
         """
-        free = [at for at, plan in enumerate(plans) if plan.has_free_top_k and plan.expansion]
-        for protocol in dict.fromkeys(plans[at].protocol for at in free):
-            same_protocol = [at for at in free if plans[at].protocol == protocol]
-            cheapest = min(same_protocol, key=costs.__getitem__)
-            last = top_k = plans[cheapest].top_k
-            least_s = costs[cheapest].token_s * _OTHER_K_BELOW
-            for other in TOP_KS:
-                if other != last:
-                    variant = plans[cheapest].with_top_k(other)
-                    token_s = plan_costs(variant, link, evidence).token_s
-                    if token_s < least_s:
-                        top_k, least_s = other, token_s
-            if top_k != last:
-                self._last_top_ks[protocol] = top_k
-                for at in same_protocol:
-                    plans[at] = plans[at].with_top_k(top_k)
+        free = [at for at, plan in enumerate(plans) if plan.free.top_ks or plan.free.branchings]
+        for protocol, same_protocol in groupby(free, lambda at: plans[at].protocol):
+            group = list(same_protocol)
+            cheapest = min(group, key=costs.__getitem__)
+            plan, top_k, branching = plans[cheapest], 0, None
+            least_s = costs[cheapest].token_s * _OTHER_VARIANT_BELOW
+            for other in with_other_top_ks(plan):
+                token_s = plan_costs(other, link, evidence).token_s
+                if token_s < least_s:
+                    plan, top_k, least_s = other, other.top_k, token_s
+            for other_branching, other in with_other_branchings(plan):
+                token_s = plan_costs(other, link, evidence).token_s
+                if token_s < least_s:
+                    plan, branching, least_s = other, other_branching, token_s
+            if top_k or branching is not None:
+                last = self._last_variants.get(protocol, (0, None))
+                self._last_variants[protocol] = (
+                    top_k or last[0],
+                    last[1] if branching is None else branching,
+                )
+                varied = self._with_last_variants([plans[at] for at in group])
+                for at, plans[at] in zip(group, varied, strict=True):
                     costs[at] = plan_costs(plans[at], link, evidence)
 
 
@@ -134,8 +155,8 @@ def _plan_name(plan: Plan) -> _PlanName:
 
 
 def _describe_choice(
+    plans: Sequence[Plan],
     names: Sequence[_PlanName],
-    top_ks: Sequence[int],
     costs: Sequence[PlanCosts],
     at: int,
     link: LinkState,
@@ -144,8 +165,8 @@ def _describe_choice(
 ) -> Choice:
     """Return the choice with all forecasts, the cheapest first."""
     forecasts = [
-        Forecast(protocol, window, *cost, hints, top_k)
-        for (protocol, window, hints), top_k, cost in zip(names, top_ks, costs, strict=True)
+        Forecast(protocol, window, *cost, hints, plan.top_k, _tree(plan))
+        for (protocol, window, hints), plan, cost in zip(names, plans, costs, strict=True)
     ]
     chosen = forecasts[at]
     forecasts.sort(key=lambda forecast: forecast.token_s)
@@ -158,7 +179,13 @@ def _describe_choice(
         forecasts=forecasts,
         hints=chosen.hints,
         top_k=chosen.top_k,
+        expansion=chosen.expansion,
     )
+
+
+def _tree(plan: Plan) -> Expansion:
+    """Return the expansion under a protocol with trees; else empty."""
+    return plan.expansion if plan.exchange is not None and plan.exchange.allows_trees else ()
 
 
 def _reason(
@@ -192,14 +219,12 @@ def _milliseconds(forecast: Forecast, thrift: bool) -> str:
 
 
 def _describe(forecast: Forecast) -> str:
-    return describe_plan(forecast.protocol, forecast.window, forecast.hints, forecast.top_k)
-
-
-def describe_plan(protocol: str, window: int, hints: str = "", top_k: int = 0) -> str:
-    """Format "protocol, window N, K N, hints X"; omits what a plan does not have or the default."""
+    """Format "protocol, window N, expansion …, K N, hints X"; omits what it has not or defaults."""
+    expansion = ",".join(map(str, forecast.expansion))
     parts = (
-        f", window {window}" if window else "",
-        f", K {top_k}" if top_k else "",
-        f", hints {hints}" if hints not in ("", ALL) else "",
+        f", window {forecast.window}" if forecast.window else "",
+        f", expansion {expansion}" if expansion else "",
+        f", K {forecast.top_k}" if forecast.top_k else "",
+        f", hints {forecast.hints}" if forecast.hints not in ("", ALL) else "",
     )
-    return protocol + "".join(parts)
+    return forecast.protocol + "".join(parts)

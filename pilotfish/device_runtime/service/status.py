@@ -225,6 +225,7 @@ def _choice_body(generation: Generation) -> dict[str, Any]:
             "name": generation.protocol,
             "window": None,
             "top_k": None,
+            "expansion": None,
             "policy": None,
             "reason": None,
         }
@@ -232,6 +233,7 @@ def _choice_body(generation: Generation) -> dict[str, Any]:
         "name": choice.protocol,
         "window": choice.window,
         "top_k": choice.top_k or None,
+        "expansion": choice.expansion or None,
         "policy": choice.policy,
         "reason": choice.reason,
     }

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pilotfish.device_runtime.choice.pass_pace import pass_s
+from pilotfish.device_runtime.choice.pass_pace import PassTimes
 from pilotfish.lab.field.drafter_figures import (
     SPEEDS,
     DrafterCounts,
@@ -86,8 +86,9 @@ def target_passes(
     if not pass_s_by_tokens:
         pass_s_by_tokens = {1: median(observed_s) if observed_s else 0.05}
         return [pass_s_by_tokens[1]] * (WINDOWS + 1)
-    factor = median(observed_s) / pass_s(pass_s_by_tokens, 1) if observed_s else 1.0
-    return [factor * pass_s(pass_s_by_tokens, 1 + drafts) for drafts in range(WINDOWS + 1)]
+    pass_times = PassTimes(pass_s_by_tokens)
+    factor = median(observed_s) / pass_times[1] if observed_s else 1.0
+    return [factor * pass_times[1 + drafts] for drafts in range(WINDOWS + 1)]
 
 
 def compare(

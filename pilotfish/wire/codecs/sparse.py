@@ -7,6 +7,7 @@ Out: a frame. Decoding returns the same rows. `speculation.truncation` quantises
 The frame is a head and the sections of `wire.codecs.rows`.
 """
 
+from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
@@ -27,9 +28,14 @@ _ROW_BYTES: Final = (3.0, 17.4, 32.4, 60.1, 110.7, 203.0, 455.0, 1250.0, 3254.0)
 
 def typical_bytes(rows: int, top_k: int) -> float:
     """Return a frame's typical size in bytes; ``top_k`` 0: the rows are cut to a nucleus."""
-    tokens = top_k or _NUCLEUS_TOKENS
+    return rows * _row_bytes(top_k or _NUCLEUS_TOKENS)
+
+
+@lru_cache(maxsize=64)
+def _row_bytes(tokens: int) -> float:
+    """Return a row's typical bytes."""
     most = max(1.0, tokens / _SIZES[-1])  # larger rows take as many bytes per token as the largest
-    return rows * most * float(np.interp(tokens, _SIZES, _ROW_BYTES))
+    return most * float(np.interp(tokens, _SIZES, _ROW_BYTES))
 
 
 def encode_sparse(rows: SparseRows, vocab_size: int) -> bytes:

@@ -173,6 +173,10 @@ class SpeculationProtocol(ABC, Generic[D]):
 
     greedy_only: the protocol decodes at temperature 0 alone.
     default_top_k: top-K of the drafter if the request names no truncation.
+    top_ks: the K among which "auto" chooses if the request names no truncation; it also may send
+        whole distributions, if they fit into a message.
+    branchings: the first levels of trees among which "auto" chooses; the later levels have one
+        candidate per node. A client that names the protocol gets `expansion`.
     lossless: the output follows the target's distribution.
     deterministic: the output also follows from prompt, parameters and seed alone.
     streams: the target generates by itself; drafts are hints, not windows.
@@ -191,6 +195,8 @@ class SpeculationProtocol(ABC, Generic[D]):
     counters: ClassVar[tuple[RoundCounter, ...]] = ()
     greedy_only: ClassVar[bool] = False
     default_top_k: ClassVar[int] = 0
+    top_ks: ClassVar[tuple[int, ...]] = ()
+    branchings: ClassVar[tuple[Expansion, ...]] = ()
     lossless: ClassVar[bool] = True
     deterministic: ClassVar[bool] = False
     streams: ClassVar[bool] = False

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import MalformedError, TooLargeError
 from pilotfish.speculation.distributions import Floats, Sampling
-from pilotfish.speculation.tree import Expansion, Tree
+from pilotfish.speculation.tree import Expansion, Tree, branch
 from pilotfish.speculation.truncation import SparseRows
 from pilotfish.wire.codecs.ids import encode_ids, id_bytes
 from pilotfish.wire.codecs.sparse import decode_sparse, encode_sparse, typical_bytes
@@ -39,6 +39,7 @@ from pilotfish.wire.protocols.protocol import (
     TokenCounts,
 )
 from pilotfish.wire.protocols.truncated import TruncatedProtocol
+from pilotfish.wire.protocols.tslt import Tslt
 from pilotfish.wire.protocols.window_checks import (
     check_candidates,
     check_frame_count,
@@ -48,6 +49,7 @@ from pilotfish.wire.protocols.window_checks import (
 
 _MAX_CANDIDATES = MAX_WINDOW * MAX_WINDOW  # exceeds MAX_WINDOW: equal candidates share a node
 _BRANCHING = (2, 2)  # the first levels of the default expansion
+_BRANCHINGS = ((), (2,), (3,), (4,), (2, 2), (4, 2), (2, 2, 2))  # "auto" chooses among these
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +80,8 @@ class TokenTree(TruncatedProtocol[TreeDraft]):
     name = "tree"
     allows_trees = True
     frames = 3
-    relative_acceptance = 1.1
+    relative_acceptance = Tslt.relative_acceptance  # if a node has one candidate
+    branchings = _BRANCHINGS
 
     def estimate_bytes(
         self, expansion: Expansion, drafter: Sampling, acceptance: float, sizes: PairSizes
@@ -91,7 +94,7 @@ class TokenTree(TruncatedProtocol[TreeDraft]):
 
     def expansion(self, window: int) -> Expansion:
         """Return an expansion with 2 candidates per node in the first two levels, then 1."""
-        return (*_BRANCHING, *(1,) * window)[:window]
+        return branch(_BRANCHING, window)
 
     def make_draft(self, tree: Tree, rows: Sequence[SparseRows]) -> TreeDraft:
         """Make a draft of the tree and its q̂."""

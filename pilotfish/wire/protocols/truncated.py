@@ -21,6 +21,7 @@ class TruncatedProtocol(SpeculationProtocol[D]):
     """The part of the device's half that `tslt` and `tree` share."""
 
     default_top_k = 64
+    top_ks = (16, 32, 64, 256, 1024)
 
     def max_rows(self, drafter: Sampling, vocab_size: int) -> int | None:
         """Return how many rows of K tokens a frame holds; None: a row's size is not known."""
