@@ -60,8 +60,8 @@ def test_files_exist(document: Path) -> None:
 def test_the_makefile_makes_the_head_by_the_documented_commands() -> None:
     def commands(text: str) -> list[str]:
         lines = re.sub(r"\\\n", " ", text.replace("$(JUDGE)", "pilotfish judge")).splitlines()
-        found = [" ".join(line.replace(";", " ").split()) for line in lines]
-        return [line.removesuffix("\\").strip() for line in found if line.startswith("pilotfish")]
+        words = [" ".join(line.replace(";", " ").split()) for line in lines]
+        return [line.removesuffix("\\").strip() for line in words if line.startswith("pilotfish")]
 
     document = (ROOT / "docs" / "wisv.md").read_text("utf-8")
     blocks = [text.partition("```")[0] for text in document.split("```sh\n")]

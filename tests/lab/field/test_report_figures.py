@@ -111,8 +111,8 @@ def test_a_stream_of_a_federation_has_its_omitted_mass():
         answer(plain, protocol="ahead", window=None),
     ]
     expect_plausible(Path("run"), answers)
-    found = {each.configuration.protocol: each.notes["omitted_mass"] for each in figures(answers)}
-    assert found == {"stream": pytest.approx(1.375 / 3), "ahead": None}
+    masses = {each.configuration.protocol: each.notes["omitted_mass"] for each in figures(answers)}
+    assert masses == {"stream": pytest.approx(1.375 / 3), "ahead": None}
     tokens[0].notes["omitted_mass"] = 1.001
     with pytest.raises(RunFileError, match="omitted mass"):
         expect_plausible(Path("run"), answers)
