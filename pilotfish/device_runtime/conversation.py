@@ -6,6 +6,7 @@ In:  prompts and plans. Out: pieces, and a `Generation` at the end of each answe
 import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from pilotfish.base.errors import (
     BadGrammarError,
@@ -38,6 +39,21 @@ _log = logging.getLogger("pilotfish.device")
 
 # UnsupportedError: the edge came back without the decision head that the answer needs
 _STANDALONE_ERRORS: tuple[type[PilotfishError], ...] = (*AWAY, UnsupportedError)
+
+
+@dataclass
+class _Progress:
+    """Rounds, times and losses of the edge of an answer that is under way."""
+
+    begun_s: float = field(default_factory=time.monotonic)
+    first_token_s: float = 0.0
+    rounds: list[Round] = field(default_factory=list)
+    losses: OutageLog = field(default_factory=OutageLog)
+
+    def add(self, record: Round) -> None:
+        """Add a round."""
+        self.rounds.append(record)
+        self.first_token_s = self.first_token_s or time.monotonic() - self.begun_s
 
 
 class Conversation:
@@ -88,37 +104,19 @@ class Conversation:
         alone: under policy "local", treat an edge with another vocabulary as lost even before the
         first piece; if False, raise `PairMismatchError` in this case.
         """
-        session, link = self.session, self._link
-        begun_s = time.monotonic()
-        probing_before = link.estimator.probing if link else Probing()
+        session = self.session
+        progress, probing_before = _Progress(), self._probing
         plan, choice, state = self._prepare(request)
         target = self._target.with_tools if prompt.tools is not None else self._target
         outline = answer_outline(prompt, target, plan.sampling.logits_options.grammar)
         plan = plan.with_grammar(outline.grammar)
         answer = AnswerBuffer(target, outline, plan, self._end_ids)
-        rounds: list[Round] = []
-        losses = OutageLog()
-        first_token_s = 0.0
         finished = False
         try:
             session.start(
                 prompt, plan, channel_from(state), draft_advice(plan, self._target), owner
             )
-            for record in self._rounds(plan, answer, alone=alone):
-                settled_ns = time.monotonic_ns()
-                if link is not None and losses.add(record, link.lost_ns, settled_ns):
-                    link.on_verified()
-                pieces = answer.take(record)
-                record.timings.settle += (time.monotonic_ns() - settled_ns) * 1e-9
-                rounds.append(record)
-                first_token_s = first_token_s or time.monotonic() - begun_s
-                if self._on_round is not None:
-                    self._on_round(record)
-                yield from pieces
-                if answer.finish_reason is not None:
-                    break
-                self._cancel_token.check()
-            yield from answer.end("length")  # no end so far: the context is full
+            yield from self._pieces(plan, answer, progress, alone=alone)
             finished = True
         except BadGrammarError as error:
             raise explain_grammar_error(error, outline) from error.__cause__
@@ -127,26 +125,30 @@ class Conversation:
                 session.edge.cancel()
             session.truncate(len(prompt) + len(answer.tokens))
             session.end()
-            self._statistics.add(plan, rounds, state)
-        losses.end(time.monotonic_ns())
-        probing_after = link.estimator.probing if link else Probing()
+            self._statistics.add(plan, progress.rounds, state)
+        progress.losses.end(time.monotonic_ns())
         self.last = Generation(
             protocol=plan.protocol,
             prompt_tokens=len(prompt),
             tokens=answer.tokens,
             text=answer.text,
             finish_reason=answer.finish_reason or "length",
-            rounds=rounds,
-            first_token_s=first_token_s,
-            total_s=time.monotonic() - begun_s,
+            rounds=progress.rounds,
+            first_token_s=progress.first_token_s,
+            total_s=time.monotonic() - progress.begun_s,
             link=state,
             choice=choice,
-            probing=probing_after.since(probing_before),
-            recoveries=losses.recoveries,
+            probing=self._probing.since(probing_before),
+            recoveries=progress.losses.recoveries,
             parts=answer.parts,
             prompt_logprobs=session.prompt_logprobs,
             prompt_ids=[] if plan.request.prompt_logprobs is None else prompt.ids.tolist(),
         )
+
+    @property
+    def _probing(self) -> Probing:
+        """The cost of measuring the link so far."""
+        return self._link.estimator.probing if self._link is not None else Probing()
 
     # Before the first round
 
@@ -241,6 +243,26 @@ class Conversation:
                 raise  # otherwise the first round runs into the same loss and handles it
 
     # Round by round
+
+    def _pieces(
+        self, plan: Plan, answer: AnswerBuffer, progress: _Progress, *, alone: bool
+    ) -> Iterator[Piece]:
+        """Yield the pieces of an answer's rounds until it ends, and record its progress."""
+        link = self._link
+        for record in self._rounds(plan, answer, alone=alone):
+            settled_ns = time.monotonic_ns()
+            if link is not None and progress.losses.add(record, link.lost_ns, settled_ns):
+                link.on_verified()
+            pieces = answer.take(record)
+            record.timings.settle += (time.monotonic_ns() - settled_ns) * 1e-9
+            progress.add(record)
+            if self._on_round is not None:
+                self._on_round(record)
+            yield from pieces
+            if answer.finish_reason is not None:
+                break
+            self._cancel_token.check()
+        yield from answer.end("length")  # no end so far: the context is full
 
     def _rounds(self, plan: Plan, answer: AnswerBuffer, *, alone: bool) -> Iterator[Round]:
         """Yield rounds; under policy "local", the drafter answers alone while the edge is away."""

@@ -4,10 +4,11 @@ import gc
 import logging
 import select
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from typing import NamedTuple
 
 import zmq
 
@@ -78,46 +79,19 @@ def serve(
         resources = EdgeResources.load(
             artifact.manifest, config.head_names, config.threshold, config.relaxation
         )
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        stack.callback(context.destroy, linger=0)
-        listener = Listener(context, config.listen, keys, bounds_of(config), inherited_socket())
-        stack.callback(listener.close)
+        listener = _listen(config, keys, stack)
         settings.start(listener)
+        waiting = partial(_report_waiting, supervisor, signals, lifeline)
+        options = TargetOptions(config, artifact, keys, metrics, waiting)
         try:
             with _handshakes(listener):
-                waiting = partial(_report_waiting, supervisor, signals, lifeline)
-                target = open_target(TargetOptions(config, artifact, keys, metrics, waiting))
-                stack.callback(target.close)
-                signals.check_interrupt()
-                resources = resources if target.has_hidden_states else resources.without_heads()
-                passes = _pass_times(target)
-                draft_cost = DraftCost({each.tokens: each.ns * 1e-9 for each in passes})
-                edge_drafter = _start_drafter(stack, config, artifact.manifest, draft_cost, metrics)
+                loaded = _load(options, resources, signals, stack)
         except _OrphanedError:
             return 0
-        # the longest pass has a chunk of a prompt, a window of each session, or the widest window
-        most = max(CHUNK, NARROW * config.limits.sessions, config.limits.window)
-        longest_s = passes[-1].ns * 1e-9 * most / passes[-1].tokens
-        supervisor.allow(_PATIENCE * longest_s)
-        scheduler = Scheduler(target, metrics=metrics, draft_cost=draft_cost)
-        handler = MessageHandler(
-            artifact,
-            target,
-            config.limits,
-            scheduler.submit,
-            create_sender(listener, metrics),
-            passes,
-            draft_cost=draft_cost,
-            edge_drafter=edge_drafter,
-            drafter_pass_times=_to_messages(
-                {} if edge_drafter is None else edge_drafter.model.draft_times
-            ),
-            resources=resources,
-            allowed=None if keys is None else keys.allowed,
-            metrics=metrics,
-            # read the vocabulary before clients connect: its memory must not be charged to them
-            vocabulary=reading.result(),
-        )
+        supervisor.allow(_PATIENCE * _longest_pass_s(config, loaded.passes))
+        scheduler = Scheduler(loaded.target, metrics=metrics, draft_cost=loaded.draft_cost)
+        # read the vocabulary before clients connect: its memory must not be charged to them
+        handler = _create_handler(options, loaded, scheduler, listener, reading.result())
         stack.callback(handler.compiler.close)
         scheduler.over_budget = handler.over_budget
         gc.collect()
@@ -126,7 +100,7 @@ def serve(
         loop = EdgeLoop(
             listener=listener,
             scheduler=scheduler,
-            target=target,
+            target=loaded.target,
             handler=handler,
             settings=settings,
             signals=signals,
@@ -138,31 +112,97 @@ def serve(
         if metrics_server is not None:
             metrics_server.set_sources(
                 MetricsSources(
-                    manifest=artifact.manifest,
-                    metrics=metrics,
-                    listener=listener,
-                    handler=handler,
-                    target=target,
-                    inspection=inspection,
+                    artifact.manifest, metrics, listener, handler, loaded.target, inspection
                 )
             )
         announce(listener.endpoint)
         supervisor.ready(loop.status)
         inspection.start()
-        _log_start(artifact.manifest.model, listener.endpoint, target, settings, resources)
+        _log_start(artifact.manifest.model, listener.endpoint, loaded, settings)
         code = loop.run()
         listener.close(loop.linger_s)
         _log.info("stopped after %d target passes", scheduler.passes)
         return code
 
 
-def _log_start(
-    model: str, endpoint: str, target: Target, settings: LiveSettings, resources: EdgeResources
-) -> None:
-    how = target.execution or "a target on nodes"
+class _Loaded(NamedTuple):
+    """What computes: the target, its pass times for devices, and the edge drafter, if any.
+
+    resources: without decision heads if the target has no hidden states.
+    """
+
+    target: Target
+    resources: EdgeResources
+    passes: list[PassTime]
+    draft_cost: DraftCost
+    edge_drafter: EdgeDrafter | None
+
+
+def _load(
+    options: TargetOptions, resources: EdgeResources, signals: Signals, stack: ExitStack
+) -> _Loaded:
+    """Open the target and the edge drafter, and measure the target's passes."""
+    target = open_target(options)
+    stack.callback(target.close)
+    signals.check_interrupt()
+    resources = resources if target.has_hidden_states else resources.without_heads()
+    passes = _pass_times(target)
+    draft_cost = DraftCost({each.tokens: each.ns * 1e-9 for each in passes})
+    edge_drafter = _start_drafter(
+        stack, options.config, options.artifact.manifest, draft_cost, options.metrics
+    )
+    return _Loaded(target, resources, passes, draft_cost, edge_drafter)
+
+
+def _listen(config: EdgeConfig, keys: EdgeKeys | None, stack: ExitStack) -> Listener:
+    """Open the edge's socket."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stack.callback(context.destroy, linger=0)
+    listener = Listener(context, config.listen, keys, bounds_of(config), inherited_socket())
+    stack.callback(listener.close)
+    return listener
+
+
+def _longest_pass_s(config: EdgeConfig, passes: Sequence[PassTime]) -> float:
+    """Estimate the seconds of the longest pass.
+
+    It has a chunk of a prompt, a window of each session, or the widest window.
+    """
+    most = max(CHUNK, NARROW * config.limits.sessions, config.limits.window)
+    return passes[-1].ns * 1e-9 * most / passes[-1].tokens
+
+
+def _create_handler(
+    options: TargetOptions,
+    loaded: _Loaded,
+    scheduler: Scheduler,
+    listener: Listener,
+    vocabulary: Vocabulary,
+) -> MessageHandler:
+    """Create the handler of devices' messages."""
+    drafter = loaded.edge_drafter
+    return MessageHandler(
+        options.artifact,
+        loaded.target,
+        options.config.limits,
+        scheduler.submit,
+        create_sender(listener, options.metrics),
+        loaded.passes,
+        draft_cost=loaded.draft_cost,
+        edge_drafter=drafter,
+        drafter_pass_times=_to_messages({} if drafter is None else drafter.model.draft_times),
+        resources=loaded.resources,
+        allowed=None if options.keys is None else options.keys.allowed,
+        metrics=options.metrics,
+        vocabulary=vocabulary,
+    )
+
+
+def _log_start(model: str, endpoint: str, loaded: _Loaded, settings: LiveSettings) -> None:
+    how = loaded.target.execution or "a target on nodes"
     _log.info("serving %s on %s: %s", model, endpoint, how)
     _log.info("%s", settings.keys_in_use)
-    for name in resources.heads:
+    for name in loaded.resources.heads:
         _log.info("decision head: %s", name)
 
 

@@ -104,33 +104,12 @@ def export_model(
         something other than an artifact.
     """
     if dialect in COPIED:
-        form, copy = COPIED[dialect]
-        plain = (
-            precision == "fp32"
-            and first_layers is None
-            and not skipped_layers
-            and context is None
-            and head_tokens is None
-        )
-        if not isinstance(source, str) or not plain or set(ignore_keys) - IGNORABLE:
-            raise ExportError(
-                f"the dialect {dialect} copies {form} unchanged: omit --precision, --first-layers, "
-                "--skip-layers, --context, --keep-tokens, and --ignore-key except for keys of the "
-                "tokenizer: " + ", ".join(sorted(IGNORABLE))
-            )
-        return copy(source, out, ignored=ignore_keys, progress=progress)
+        changes = (first_layers, context, head_tokens)
+        plain = precision == "fp32" and not skipped_layers and all(each is None for each in changes)
+        return _copy(source, out, dialect, ignore_keys, progress, plain=plain)
     kind = choose_dialect(dialect, precision, _runtime())
-    weights = source
-    if isinstance(weights, str):
-        weights = open_source(weights, progress, ignore_keys)
-        for key in ignore_keys:
-            log.warning("%s: the key %s is ignored by --ignore-key", weights.config.name, key)
-    if first_layers is not None:
-        weights = FirstLayers(weights, first_layers)
-    elif skipped_layers:
-        weights = SkippedLayers(weights, sorted(skipped_layers))
-    if head_tokens is not None:
-        weights = CutHead(weights, head_tokens)
+    weights = _open_weights(source, ignore_keys, progress)
+    weights = _select(weights, first_layers, skipped_layers, head_tokens)
     config = _with_context(weights.config, context)
     if precision == STORED and not weights.blocks():
         raise ExportError(
@@ -156,6 +135,52 @@ def export_model(
             manifest = msgspec.structs.replace(manifest, cost=cost)
             (directory / MANIFEST_NAME).write_bytes(manifest.encode())
     return Artifact.open(out)
+
+
+def _copy(
+    source: str | WeightSource,
+    out: str | Path,
+    dialect: str,
+    ignore_keys: Collection[str],
+    progress: Progress | None,
+    *,
+    plain: bool,
+) -> Artifact:
+    """Write a copy of the source; plain: whether no option would change the model."""
+    form, copy = COPIED[dialect]
+    if not isinstance(source, str) or not plain or set(ignore_keys) - IGNORABLE:
+        raise ExportError(
+            f"the dialect {dialect} copies {form} unchanged: omit --precision, --first-layers, "
+            "--skip-layers, --context, --keep-tokens, and --ignore-key except for keys of the "
+            "tokenizer: " + ", ".join(sorted(IGNORABLE))
+        )
+    return copy(source, out, ignored=ignore_keys, progress=progress)
+
+
+def _open_weights(
+    source: str | WeightSource, ignore_keys: Collection[str], progress: Progress | None
+) -> WeightSource:
+    """Open a source that is not open yet, and log the ignored keys of its configuration."""
+    if not isinstance(source, str):
+        return source
+    weights = open_source(source, progress, ignore_keys)
+    for key in ignore_keys:
+        log.warning("%s: the key %s is ignored by --ignore-key", weights.config.name, key)
+    return weights
+
+
+def _select(
+    weights: WeightSource,
+    first_layers: int | None,
+    skipped_layers: Collection[int],
+    head_tokens: NDArray[np.int64] | None,
+) -> WeightSource:
+    """Leave out the layers, and the rows of the head, that are not wanted."""
+    if first_layers is not None:
+        weights = FirstLayers(weights, first_layers)
+    elif skipped_layers:
+        weights = SkippedLayers(weights, sorted(skipped_layers))
+    return weights if head_tokens is None else CutHead(weights, head_tokens)
 
 
 def _with_context(config: ModelConfig, context: int | None) -> ModelConfig:
