@@ -14,11 +14,14 @@ import pytest
 from pilotfish import Device
 from pilotfish.cli.summary import summary
 from pilotfish.speculation.distributions import Sampling
+from pilotfish.wire import messages as m
+from pilotfish.wire.codecs.ids import decode_ids
 from pilotfish.wire.protocols import SamplingParams
 from tests.conftest import VOCAB
 from tests.support.averaging import tokens_of
 from tests.support.enumeration import p_value
 from tests.support.federating import SESSIONS, Cast, Ensemble, Running, cast_in, federation
+from tests.support.hostile import RawClient, RawSession
 from tests.system.test_lossless import ANSWERS, THRESHOLD, frequencies, law_after
 from tests.system.test_lossless import PROMPT as SHORT
 
@@ -161,6 +164,23 @@ def test_a_stream_reports_the_mass_that_was_left_out(
     assert summary(answer)["omitted_mass"] == pytest.approx(total / positions, abs=1e-3)
     if pairing.ensemble.omitted(PROMPT) > 1e-6:  # some tokens are left out
         assert total > 0.1
+
+
+def test_repeated_tokens_report_no_mass(pairing: Pairing) -> None:
+    """A pull of tokens that were sent already gets them in one message, which is no pass."""
+    session = RawSession()
+    with RawClient(pairing.running.endpoint) as client:
+        client.send(*session.begin(PROMPT, "stream"))
+        client.send(*session.pull(3))
+        passes = [client.receive() for _ in range(3)]
+        client.send(*session.pull(3))
+        repeated, (ids,) = client.receive_all()
+    for reply in passes:
+        assert isinstance(reply, m.Tokens)
+        assert reply.omitted_mass is not None
+    assert isinstance(repeated, m.Tokens)
+    assert (repeated.start, repeated.omitted_mass) == (len(PROMPT), None)
+    assert len(decode_ids(ids, VOCAB)) == 3
 
 
 def test_several_devices_at_once(pairing: Pairing, cast: Cast) -> None:
