@@ -41,8 +41,8 @@ Kind = tuple[str, bool, int]
 class Lost(NamedTuple):
     """What the drafts of a level lost against others: an acceptance less that of these drafts.
 
-    in_kind: compared with as many candidates at the protocol's default K. in_pool: compared with one
-    candidate at that K.
+    in_kind: compared with as many candidates at the protocol's default K. in_pool: compared with
+    one candidate at that K.
     """
 
     in_kind: float = 0.0
