@@ -154,7 +154,8 @@ class Plan:
     def with_window(self, window: int) -> "Plan":
         """Return the plan with this number of draft tokens, and the protocol's own expansion."""
         request = structs.replace(self.request, window=window)
-        expansion = _expansion(self.protocol, self.exchange, window, None)
+        assert self.exchange is not None
+        expansion = _cut_to_window(self.exchange.expansion(window))
         return replace(self, request=request, expansion=expansion)
 
     def with_branching(self, branching: Expansion) -> "Plan":

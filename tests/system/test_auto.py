@@ -182,7 +182,7 @@ def test_the_command_knows_thrift(pair: Pair, edge: EdgeServer) -> None:
     assert done.returncode == 0, done.stderr
     choice = json.loads(done.stdout)["choice"]
     assert "of the edge's time" in choice["reason"]
-    assert {hints for *_, hints, _ in choice["forecasts"]} == {"", "all", "edge"}
+    assert {hints for *_, hints, _, _ in choice["forecasts"]} == {"", "all", "edge"}
 
 
 @pytest.mark.parametrize(

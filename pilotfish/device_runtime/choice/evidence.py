@@ -113,6 +113,8 @@ class Evidence:
         self._overhead_s: dict[str, RecentValues] = defaultdict(RecentValues)  # encode + settle
         self._queue_s, self._interval_s = RecentValues(), RecentValues()
         self._overheads_s: dict[str, float] = {}  # cached seconds of a round besides both passes
+        # cached ratios of measured to estimated bytes, by protocol and K
+        self._byte_ratios: dict[tuple[str, int], RoundBytes] = {}
         # ratios of measured to estimated bytes up, by protocol and K; by protocol: ratios of
         # measured to estimated bytes down, and of measured to estimated round trips after the first
         self._up_ratios = RatiosByTopK()
@@ -124,6 +126,7 @@ class Evidence:
     def add(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the rounds of an answer, complete or not."""
         self._overheads_s.clear()
+        self._byte_ratios.clear()
         self._acceptance.add(plan, rounds)
         self.edge_hints.add(plan, rounds)
         self.forecast_errors.fade()
@@ -232,9 +235,12 @@ class Evidence:
         """Estimate the bytes of a round: the protocol's own estimate, corrected by past rounds."""
         up, down = self._expected_bytes(plan, len(plan.expansion))
         name = plan.protocol
-        return RoundBytes(
-            up * self._up_ratios.mean(name, plan.top_k), down * self._down_ratios[name].mean(1.0)
-        )
+        key = name, plan.top_k
+        if key not in self._byte_ratios:
+            down_ratio = self._down_ratios[name].mean(1.0)
+            self._byte_ratios[key] = RoundBytes(self._up_ratios.mean(*key), down_ratio)
+        ratios = self._byte_ratios[key]
+        return RoundBytes(up * ratios.up, down * ratios.down)
 
     def round_trips(self, plan: Plan) -> float:
         """Estimate a round's round trips, 1 to 2: the protocol's own estimate, corrected."""
