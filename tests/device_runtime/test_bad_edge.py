@@ -63,7 +63,7 @@ class LyingEdge(threading.Thread):
             protocols=[*PROTOCOL_REGISTRY], received_ns=1, sent_ns=2,
             limits=m.Limits(context=CONTEXT, window=64, message_bytes=2**20, sessions=1),
             passes=[], digest="", tokenizer=self._manifest.tokenizer_fingerprint,
-            vocabulary="", vocabulary_bytes=0, drafts=[],
+            vocabulary="", vocabulary_bytes=0, drafts=[], paced=False,
         )  # fmt: skip
 
     def run(self) -> None:
