@@ -261,7 +261,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
             int,
             setting(
                 "truncate the drafter's distribution to K tokens: tslt's K (default: as the "
-                "target's; with tslt, tree and adaptive 64 if neither distribution is truncated)",
+                "target's; with protocols tslt and tree, 64 if neither distribution is truncated)",
                 ge=0,
                 le=_U31,
                 axis="drafter",
