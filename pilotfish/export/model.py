@@ -125,11 +125,9 @@ def export_model(
         weights = open_source(weights, progress, ignore_keys)
         for key in ignore_keys:
             log.warning("%s: the key %s is ignored by --ignore-key", weights.config.name, key)
-    if first_layers is not None and skipped_layers:
-        raise ExportError("a model is shortened either to its first layers or by skipped layers")
     if first_layers is not None:
         weights = FirstLayers(weights, first_layers)
-    if skipped_layers:
+    elif skipped_layers:
         weights = SkippedLayers(weights, sorted(skipped_layers))
     if head_tokens is not None:
         weights = CutHead(weights, head_tokens)

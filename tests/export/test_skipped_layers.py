@@ -75,12 +75,6 @@ def test_there_must_be_such_layers_and_others(tmp_path: Path, layers: list[int])
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_is_not_shortened_in_two_ways(tmp_path: Path) -> None:
-    source = open_source(str(write_directory(tmp_path / "m", FOUR)))
-    with pytest.raises(ExportError, match="either"):
-        export_model(source, tmp_path / "out", first_layers=2, skipped_layers=[1])
-
-
 def test_layers_that_differ_are_not_left_out() -> None:
     with pytest.raises(ExportError, match=r"layers of .* differ"):
         SkippedLayers(RandomSource(tiny_config("gemma2", layers=4), 1), [1])
