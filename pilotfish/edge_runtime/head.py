@@ -115,12 +115,17 @@ class DecisionHead:
         Raises:
             HeadError: if there is no head, or if its files are damaged or too large.
         """
-        path = Path(name if name.endswith(".json") else f"{name}.json")
-        if name == DEFAULT_HEAD and not path.exists():
-            path = SHIPPED_HEADS / f"{DEFAULT_HEAD}.json"
+        path = _card_path(name)
+        if cls.is_shipped(name):
+            path = SHIPPED_HEADS / path
         if not os.path.exists(path):  # Path.exists raises for a name that is too long
             raise HeadError(f"There is no decision head {name}: give the path of its .json file.")
         return cls(*read_head(path))
+
+    @staticmethod
+    def is_shipped(name: str) -> bool:
+        """Return whether this name means the shipped head: no file has its name."""
+        return name == DEFAULT_HEAD and not _card_path(name).exists()
 
     def save(self, folder: str | Path) -> Path:
         """Write NAME.json and NAME.safetensors, replace older files, and return NAME.json's path.
@@ -286,6 +291,10 @@ def _product(states: NDArray[np.floating], weights: NDArray[np.float32]) -> NDAr
         end = start + piece
         product += single[:, start:end] @ weights[start:end]
     return product
+
+
+def _card_path(name: str) -> Path:
+    return Path(name if name.endswith(".json") else f"{name}.json")
 
 
 def _logit(threshold: float) -> float:

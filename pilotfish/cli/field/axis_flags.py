@@ -54,11 +54,12 @@ def _add_axis(group: argparse._ArgumentGroup, setting: Setting) -> None:
         choices, read = tuple(_SWITCH), lambda text: _SWITCH.get(text, text)
     if setting.extra.get("form") == "duration":
         read = _time(read)
+    items = _items(read, choices)
     text = help_text(setting).replace("%", "%%")
     group.add_argument(
         f"--{setting.flag}",
         action="append" if listed else "extend",
-        type=(lambda text: tuple(read(text))) if listed else _items(read, choices),
+        type=_named_after(read, lambda text: tuple(read(text)) if listed else items(text)),
         metavar=setting.metavar or (",".join(choices) if choices else None),
         help=f"{text}; repeat the flag for several" if listed else text,
     )
@@ -77,6 +78,12 @@ def _items(read: Callable[[str], Any], choices: Sequence[str] | None) -> Callabl
         return [read(part) for part in parts]
 
     return items
+
+
+def _named_after(read: Callable[[str], Any], parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Give a parser the name of another one, which argparse tells after a wrong value."""
+    parse.__name__ = getattr(read, "__name__", "value")
+    return parse
 
 
 def _time(read: Callable[[str], Any]) -> Callable[[str], Any]:

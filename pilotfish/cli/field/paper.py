@@ -241,8 +241,9 @@ def _comparison(paper: str, figure: Figure, result: FigureFile | None) -> Sheet:
     if result is None:
         source = f"Not measured yet: run `pilotfish field paper {paper} {figure.key} --run`."
         return figure.comparison([], source)
-    source, used = result.facts.sentences(), max(int(str(row["n"])) for row in result.rows)
-    if used < result.facts.prompts:
+    source, prompts = result.facts.sentences(), result.facts.prompts
+    used = max((int(str(row["n"])) for row in result.rows), default=prompts)
+    if used < prompts:
         source += f" The rows are of the first {used} prompts."
     return figure.comparison(result.rows, source)
 

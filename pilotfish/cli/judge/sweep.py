@@ -65,6 +65,10 @@ def add_to(actions: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     settings = from_args(args, SweepSettings)
+    if settings.update_head and any(map(DecisionHead.is_shipped, settings.heads)):
+        raise UnsupportedError(
+            "The shipped head is a part of the package: name the path of a copy by --head."
+        )
     sweep_file = SweepFile(settings.report or _require(settings.out, "out"))
     if not settings.report:
         _sweep(settings, sweep_file)

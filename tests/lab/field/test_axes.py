@@ -143,6 +143,8 @@ def test_a_run_with_axes_is_measured_told_and_gone_on_with(
         (["--protocols", "tree", "--expansion", "2,0"], "expansion must be"),
         (["--protocols", "coupled", "--loss", "0.1,1.5"], "100%"),
         (["--protocols", "wisv-full", "--hidden", "int8,int9"], "int9"),
+        (["--temperature", "0,x"], "invalid number value: '0,x'"),
+        (["--protocols", "tree", "--expansion", "2,x"], "invalid expansion value: '2,x'"),
     ],
 )
 def test_what_a_protocol_does_not_have_is_refused_by_name(pair, edge, out, capsys, options, words):

@@ -107,6 +107,17 @@ def test_other_facts_do_not_continue_an_interrupted_measurement(bench, tmp_path,
     assert unfinished.read_bytes() == before
 
 
+def test_a_measurement_without_a_row_binds_no_later_one(bench, tmp_path):
+    """For example one that was refused because an option was wrong."""
+    squares = Squares()
+    squares.stop_at = 0
+    with pytest.raises(KeyboardInterrupt):
+        measure_figure("test", squares.figure, bench, tmp_path, "wrong")
+    squares.stop_at = None
+    result = measure_figure("test", squares.figure, bench, tmp_path, "right")
+    assert (result.facts.command, len(result.rows)) == ("right", 4)
+
+
 def test_another_drafter_does_not_continue_an_interrupted_measurement(bench, pair, tmp_path):
     squares = Squares()
     interrupted(squares, bench, tmp_path)

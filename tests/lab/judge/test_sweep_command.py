@@ -153,6 +153,9 @@ def test_a_sweep_needs_its_options(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "needs --out" in capsys.readouterr().err
     assert main(["judge", "sweep", "--report", str(tmp_path / "none.jsonl")]) != 0
     assert "no answered question" in capsys.readouterr().err
+    shipped = ["--head", "default", "--update-head", "--out", str(tmp_path / "s.jsonl")]
+    assert main(["judge", "sweep", *shipped]) != 0
+    assert "name the path of a copy" in capsys.readouterr().err
 
 
 def test_a_wider_window_is_timed_when_a_later_run_adds_it(

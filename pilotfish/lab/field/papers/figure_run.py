@@ -110,7 +110,7 @@ def _facts(paper: str, figure: Figure, bench: Bench, command: str) -> FigureFact
 
 
 def _read(lines: LineFile, now: FigureFacts) -> tuple[FigureFacts, list[_Line]]:
-    """Return the facts and the rows of the interrupted run; without one, begin with ``now``."""
+    """Return the facts and the rows of the interrupted run; without rows, begin with ``now``."""
 
     def damage(number: int, problem: str) -> RunFileError:
         return RunFileError(f"{lines.path}, line {number}, is damaged: {problem}. Remove the file.")
@@ -121,7 +121,8 @@ def _read(lines: LineFile, now: FigureFacts) -> tuple[FigureFacts, list[_Line]]:
         return msgspec.json.decode(line, type=_Line)
 
     stored = lines.read(decode, damage)
-    if not stored:
+    if len(stored) <= 1:  # no row that belongs to the stored facts
+        os.truncate(lines.path, 0)
         lines.append(now)
         return now, []
     before = stored[0]

@@ -70,7 +70,8 @@ class Sheet:
         """Print the table and an empty line; a console that is too narrow breaks the lines."""
         table = self.table(console.width)
         least = Console(width=_UNBOUNDED).measure(table).minimum
-        Console(file=console.file, width=max(console.width, least)).print(table, "")
+        width = max(console.width, least)
+        Console(file=console.file, width=width, highlight=False).print(table, "")
 
     @property
     def _has_intervals(self) -> bool:
