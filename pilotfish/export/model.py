@@ -176,6 +176,8 @@ def _select(
     head_tokens: NDArray[np.int64] | None,
 ) -> WeightSource:
     """Leave out the layers, and the rows of the head, that are not wanted."""
+    if first_layers is not None and skipped_layers:
+        raise ExportError("first_layers and skipped_layers cannot be combined: choose one of them")
     if first_layers is not None:
         weights = FirstLayers(weights, first_layers)
     elif skipped_layers:

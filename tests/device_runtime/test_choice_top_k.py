@@ -170,5 +170,17 @@ def test_evidence_does_not_grow_with_the_ks_and_temperatures_of_requests() -> No
     cut_masses = seen._acceptance._cut_masses
     assert [len(each) for each in (seen._up_ratios._ratios, cut_masses._sums)] == [64, 64]
     newest = plan(protocol="tslt", temperature=19.9, window=4)
-    (count, sums), at = cut_masses._sums[19.9], CUT_SIZES.index(64)
+    (count, sums), at = cut_masses._sums[19.9, 0.0], CUT_SIZES.index(64)
     assert cut_masses.sigma(newest, 64) == pytest.approx(sums[at] / count)
+
+
+def test_requests_with_another_min_p_have_a_sigma_of_their_own() -> None:
+    """min_p drops unlikely tokens, so K cuts off less."""
+    seen = Evidence(DRAFTER, TARGET, PairSizes(VOCAB, 576))
+    sharp = plan(protocol="tslt", temperature=1.0, window=4, min_p=0.2)
+    cut_masses = seen._acceptance._cut_masses
+    before = cut_masses.sigma(tslt(), 64)
+    for seed in range(20):
+        seen.add(sharp, played(sharp, (0.0,) * len(CUT_SIZES), seed, count=8))
+    assert cut_masses.sigma(sharp, 64) < 0.1 * before
+    assert cut_masses.sigma(tslt(), 64) == before

@@ -75,6 +75,13 @@ def test_there_must_be_such_layers_and_others(tmp_path: Path, layers: list[int])
     assert not (tmp_path / "out").exists()
 
 
+def test_two_ways_to_shorten_a_model_are_refused(tmp_path: Path) -> None:
+    whole = RandomSource(tiny_config("llama", layers=3), 1)
+    with pytest.raises(ExportError, match="cannot be combined"):
+        export_model(whole, tmp_path / "out", first_layers=1, skipped_layers=[2])
+    assert not (tmp_path / "out").exists()
+
+
 def test_layers_that_differ_are_not_left_out() -> None:
     with pytest.raises(ExportError, match=r"layers of .* differ"):
         SkippedLayers(RandomSource(tiny_config("gemma2", layers=4), 1), [1])

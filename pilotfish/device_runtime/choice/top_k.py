@@ -20,22 +20,22 @@ _PRIOR: Final[Values] = np.array([0.141, 0.097, 0.066, 0.045, 0.029, 0.018, 0.00
 _LOG_SIZES: Final[Values] = np.log(CUT_SIZES)
 _PRIOR_WEIGHT: Final = 4.0  # weight of the prior, in positions
 _FADE: Final = 0.97  # factor by which the weight of σ shrinks with each answer, as that of α
-_MAX_TEMPERATURES: Final = 64
+_MAX_SAMPLINGS: Final = 64
 _MAX_TOP_KS: Final = 64  # maximum number of pairs of protocol and K whose bytes are kept
 
 
 class CutMasses:
-    """σ(K) by temperature of the drafter: a mean over many positions, since σ varies widely.
+    """σ(K) by the drafter's temperature and min_p: a mean over many positions, as σ varies widely.
 
     vocabulary: number of tokens; a K this large cuts nothing. Requests may name any temperature, so
-    only the last `_MAX_TEMPERATURES` are kept.
+    only the last `_MAX_SAMPLINGS` are kept.
     """
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
-        # temperature → faded number of positions, and the faded sum of their σ at each K
-        self._sums: dict[float, tuple[float, Values]] = {}
-        self._sigmas: dict[tuple[float, int], float] = {}  # cached σ by temperature and K
+        # temperature and min_p → faded number of positions, and the faded sum of their σ at each K
+        self._sums: dict[tuple[float, float], tuple[float, Values]] = {}
+        self._sigmas: dict[tuple[float, float, int], float] = {}  # cached σ, with K
 
     def add(self, plan: Plan, rounds: Sequence[Round]) -> None:
         """Add the cut masses of an answer's rounds."""
@@ -43,21 +43,22 @@ class CutMasses:
         if not measured:
             return
         self._sigmas.clear()
-        temperature = _temperature(plan)
+        sampling = _sampling(plan)
         prior = _PRIOR_WEIGHT, _PRIOR_WEIGHT * _PRIOR
-        count, sums = self._sums.pop(temperature, prior)
+        count, sums = self._sums.pop(sampling, prior)
         total = _FADE * sums + np.sum(measured, axis=0)
-        self._sums[temperature] = _FADE * count + len(measured), total  # the newest comes last
-        if len(self._sums) > _MAX_TEMPERATURES:
+        self._sums[sampling] = _FADE * count + len(measured), total  # the newest comes last
+        if len(self._sums) > _MAX_SAMPLINGS:
             del self._sums[next(iter(self._sums))]
 
     def sigma(self, plan: Plan, top_k: int) -> float:
-        """Estimate σ at this K, with the plan's temperature of the drafter; 0: all tokens."""
+        """Estimate σ at this K, with the plan's sampling of the drafter; 0: all tokens."""
         if not top_k or top_k >= self._vocabulary:
             return 0.0
-        key = _temperature(plan), top_k
+        sampling = _sampling(plan)
+        key = *sampling, top_k
         if key not in self._sigmas:
-            count, sums = self._sums.get(key[0], (1.0, _PRIOR))
+            count, sums = self._sums.get(sampling, (1.0, _PRIOR))
             self._sigmas[key] = float(np.interp(np.log(top_k), _LOG_SIZES, sums)) / count
         return self._sigmas[key]
 
@@ -89,5 +90,6 @@ class RatiosByTopK:
         return 1.0 if ratios is None else ratios.mean(1.0)
 
 
-def _temperature(plan: Plan) -> float:
-    return round(plan.drafting.sampling.temperature, 1)
+def _sampling(plan: Plan) -> tuple[float, float]:
+    sampling = plan.drafting.sampling
+    return round(sampling.temperature, 1), round(sampling.min_p, 2)
