@@ -34,7 +34,7 @@ _PAUSE_GAPS: Final = 4  # nor is one that is not longer than the median gap by t
 _HEAP_S: Final = 1e-3  # after a pause, messages that come so soon had arrived before its end
 _CLOCK_S: Final = 150e-6  # error of an arrival's time (s): a process reads messages one by one
 _NEAR: Final = 0.15  # largest distance of an arrival on the line, as a share of the line's time
-_PRECISE, _USABLE = 0.1, 0.365  # largest errors: to send no second train, and to give a rate
+_PRECISE, _USABLE = 0.1, 0.355  # largest errors: to send no second train, and to give a rate
 _CONTRADICTED: Final = 2.5  # factor between two trains' rates, of which then none counts
 
 
