@@ -18,11 +18,13 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import Final, NamedTuple
 
-FIRST_TRAIN: Final = (1_500,) * 8  # bytes of the messages; together they fit TCP's first window
+# bytes of a message that, with its framing and encryption, fits one TCP segment over Ethernet: TCP
+# counts its window in segments, so a message of two would fill it twice as fast
+_SEGMENT_BYTES: Final = 1_340
+FIRST_TRAIN: Final = (_SEGMENT_BYTES,) * 9  # they and the request fit TCP's first window
 MAX_PROBE_BYTES: Final = 100_000  # maximum bytes of a probe in one direction
 MAX_MESSAGES: Final = 16  # maximum messages of a train
 _MAX_PROBE_S: Final = 0.22  # time for which a probe may occupy the link (s); jitter may extend it
-_SEGMENT_BYTES: Final = 1_448  # payload of a TCP segment over Ethernet
 _LEAST_MESSAGES: Final = 6
 _LEAST_ON_LINE: Final = 4  # fewer arrivals may be on a line by chance
 _LEAST_OF_PART: Final = 5  # nor is a shorter part between two pauses evidence enough
@@ -32,7 +34,7 @@ _PAUSE_GAPS: Final = 4  # nor is one that is not longer than the median gap by t
 _HEAP_S: Final = 1e-3  # after a pause, messages that come so soon had arrived before its end
 _CLOCK_S: Final = 150e-6  # error of an arrival's time (s): a process reads messages one by one
 _NEAR: Final = 0.15  # largest distance of an arrival on the line, as a share of the line's time
-_PRECISE, _USABLE = 0.1, 0.375  # largest errors: to send no second train, and to give a rate
+_PRECISE, _USABLE = 0.1, 0.355  # largest errors: to send no second train, and to give a rate
 _CONTRADICTED: Final = 2.5  # factor between two trains' rates, of which then none counts
 
 
