@@ -40,10 +40,14 @@ def draw_latency(rows: Sequence[Row], folder: Path) -> list[Path]:
             f"Latency of an answer, {mbps} Mbit/s, RTT {rtt_ms} ms\nmeasured rounds, modelled link"
         )
         with plot(path, title, _WINDOW, "latency (s)") as axes:
-            for method, colour, marker in zip(
-                ("greedy", "reject", "fh", "sh"), PALETTE, MARKERS, strict=False
+            # curves may coincide: the first one is thick, the later ones are broken
+            dashes = ("-", "-", "--", ":")
+            methods = ("greedy", "reject", "fh", "sh")
+            for method, colour, marker, dash in zip(
+                methods, PALETTE, MARKERS, dashes, strict=False
             ):
-                style = {"color": colour, "marker": marker}
+                width = 3.5 if method == "greedy" else 1.5
+                style = {"color": colour, "marker": marker, "linestyle": dash, "linewidth": width}
                 _line(axes, chosen, "window", f"{method}_s", method, **style)
             axes.set_ylim(bottom=0)
             axes.legend()
@@ -52,18 +56,24 @@ def draw_latency(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def draw_ablation(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Draw figure 5: the AAL by window, of a head that reads the link, and without it (dashed)."""
-    from pilotfish.lab.drawing import plot
+    """Draw figure 5: the AAL by window with and without the link, a picture for each rate."""
+    from pilotfish.lab.drawing import PALETTE, plot
 
-    path = folder / "wisv_figure5_measured.png"
-    title = f"A head with the link, and without it (dashed)\nmeasured, {rows[0]['n']} questions"
-    with plot(path, title, _WINDOW, "AAL (tokens per round)") as axes:
-        for rate, chosen, style in _by_rate(rows):
-            _line(axes, chosen, "window", "aal_with_link", f"{rate:g} Mbit/s", **style)
-            _line(axes, chosen, "window", "aal_without_link", "", linestyle="--", **style)
-        axes.set_ylim(bottom=0)
-        axes.legend()
-    return [path]
+    paths = []
+    for rate, chosen, _ in _by_rate(rows):
+        path = folder / f"wisv_figure5_{rate:g}mbps_measured.png"
+        title = (
+            f"A head with and without the link, {rate:g} Mbit/s\nmeasured, {rows[0]['n']} questions"
+        )
+        with plot(path, title, _WINDOW, "AAL (tokens per round)") as axes:
+            style = {"color": PALETTE[0], "linewidth": 3}
+            _line(axes, chosen, "window", "aal_with_link", "with the link", **style)
+            style = {"color": PALETTE[1], "linestyle": "--"}
+            _line(axes, chosen, "window", "aal_without_link", "without", **style)
+            axes.set_ylim(bottom=0)
+            axes.legend()
+        paths.append(path)
+    return paths
 
 
 def draw_testbed(rows: Sequence[Row], folder: Path) -> list[Path]:
