@@ -62,6 +62,15 @@ def test_what_was_measured_stands_above_the_forecast() -> None:
     assert seen.acceptance_by_depth(tree(1, 1, 1))[0] == pytest.approx(ALPHA, abs=0.03)
 
 
+@pytest.mark.parametrize("protocol", ["tslt", "tree", "dsd", "coupled"])
+def test_a_window_without_drafts_yields_one_token(protocol: str) -> None:
+    seen = informed(tree(2, 2, 1), SHARP, answers=1)
+    empty = plan(protocol=protocol, temperature=1.0, window=0)
+    assert seen.tokens(empty) == 1.0
+    seen.add(empty, played(empty, SHARP, 0))
+    assert len(seen.acceptance_by_depth(empty)) == 0
+
+
 def test_at_temperature_0_equal_candidates_are_one() -> None:
     greedy = {"protocol": "tree", "temperature": 0.0}
     wide, narrow = (plan(expansion=each, **greedy) for each in ([2, 2], [1, 1]))

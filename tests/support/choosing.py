@@ -38,8 +38,8 @@ def link(up_bps: float, rtt_s: float = 0.02) -> LinkState:
 
 
 def sigma_at(cut: tuple[float, ...], top_k: int) -> float:
-    """Return σ at this K."""
-    return float(np.interp(np.log(top_k), np.log(CUT_SIZES), cut))
+    """Return σ at this K; 0: all tokens."""
+    return float(np.interp(np.log(top_k), np.log(CUT_SIZES), cut)) if top_k else 0.0
 
 
 def played(

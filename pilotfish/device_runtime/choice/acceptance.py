@@ -61,10 +61,10 @@ def _kind_of(plan: Plan, candidates: int) -> Kind:
 def level_runs(plan: Plan) -> Sequence[tuple[int, int, int]]:
     """Group the levels of a plan's window by their number of candidates.
 
-    Returns (first level, last level + 1, candidates); without windows, one group of all depths. A
+    Returns (first level, last level + 1, candidates); for a stream, one group of all depths. A
     drafter at temperature 0 draws equal candidates, which count as one.
     """
-    levels = len(plan.expansion) or MAX_WINDOW
+    levels = MAX_WINDOW if plan.streams else len(plan.expansion)
     trees = plan.exchange is not None and plan.exchange.allows_trees
     if not trees or plan.drafting.sampling.greedy:
         return [(0, levels, 1)]

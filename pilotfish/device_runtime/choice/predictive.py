@@ -219,7 +219,7 @@ def _milliseconds(forecast: Forecast, thrift: bool) -> str:
 
 
 def _describe(forecast: Forecast) -> str:
-    """Format "protocol, window N, expansion …, K N, hints X"; omits what it has not or defaults."""
+    """Format "protocol, window N, expansion …, K N, hints X"; omits what is absent."""
     expansion = ",".join(map(str, forecast.expansion))
     parts = (
         f", window {forecast.window}" if forecast.window else "",
