@@ -81,6 +81,15 @@ class HandshakeLine(Line):
         return self._greeted_on == self.connection and self.welcome is not None
 
     @property
+    def takes_chunks(self) -> bool:
+        """Whether large messages may be sent in chunks.
+
+        `pilotfish probe` sends no hello, and each message in one piece: it measures what the path
+        carries.
+        """
+        return self._hello is not None
+
+    @property
     def status(self) -> LinkStatus:
         """The link's state, in words. For any thread."""
         refusal = self._refusal

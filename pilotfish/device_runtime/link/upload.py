@@ -83,6 +83,10 @@ class UploadLink(RetryingLink, Protocol):
     uplink: ChunkFlow
     estimator: LinkEstimator
 
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether large messages may be sent in chunks."""
+
     def await_handshake(self) -> None:
         """Wait for a connection with a completed handshake."""
 
@@ -112,10 +116,12 @@ class ChunkedUploads:
     ) -> int | None:
         """Send a large message, or the part that the edge lacks; returns the sent bytes.
 
-        Returns None if the message must go in one piece, since the link carries it in a short time.
-        size: bytes of the frames, more than `LEAST_BYTES`. again: the message was sent before, and
-        may be lost.
+        Returns None if the message must go in one piece: the link carries it in a short time, or
+        takes no chunks. size: bytes of the frames, more than `LEAST_BYTES`. again: the message was
+        sent before, and may be lost.
         """
+        if not self._link.takes_chunks:
+            return None
         self._flow.follow(self._link.connection)
         upload = self._upload
         if upload is not None and upload.message is message:
