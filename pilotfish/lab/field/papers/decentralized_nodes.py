@@ -217,7 +217,7 @@ NODES_FIGURE = Figure(
     identity=IDENTITY,
     measure=measure_nodes,
     draw=draw_nodes,
-    minutes=9.0,
+    minutes=10.0,
     note=(
         "Times are in ms. T = γ·T_draft + Σ c + H·t₁; off: T / round − 1; (+): the same, with the "
         "round's other time at t₁ = 0 added to T. gain: tokens/s relative to γ = 0; saved: "

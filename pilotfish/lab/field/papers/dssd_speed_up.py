@@ -194,7 +194,7 @@ def table2_figure(table: Sequence[Sequence[Any]], pairs: Sequence[tuple[str, str
         identity=_IDENTITY,
         printed=partial(_printed, table, pairs, ("com_{}_printed_s", "speed_up_{}_printed")),
         measure=partial(_measured, cells=_TABLE2_CELLS),
-        minutes=11.0,
+        minutes=6.0,
         note=f"{_NOTE} T_com: for {_PRINTED_TOKENS} tokens; by (3): modelled from the bytes sent.",
     )
 
@@ -208,7 +208,7 @@ def table3_figure(table: Sequence[Sequence[Any]], pairs: Sequence[tuple[str, str
         identity=_IDENTITY,
         printed=partial(_printed, table, pairs, ("speed_up_{}_printed",)),
         measure=partial(_measured, cells=_TABLE3_CELLS),
-        minutes=2.0,
+        minutes=1.0,
         note=(
             f"{_NOTE} Speed-up: all times are measured. c = 0.1, c = 0.05: modelled, with "
             "T_SLM = c·T_LLM as in the paper's pairs, and all other times as measured."

@@ -274,7 +274,7 @@ FIGURE2 = Figure(
     },
     identity=IDENTITY,
     measure=partial(_BOTH.measure, names=("rho_1", "rho_2", "bias_5", "bias_6", "bias_17")),
-    minutes=2.0,
+    minutes=1.0,
     note=_NOTE
     + "(5) renormalises, (6) spreads. Beyond: positions that violate (17) or (19). Bytes: "
     f"a worker's frame for {POSITIONS} positions, in fp16.",
@@ -294,7 +294,7 @@ FIGURE3 = Figure(
     },
     identity=IDENTITY,
     measure=partial(_BOTH.measure, names=("beta", "vary_5", "vary_6", "vary_19")),
-    minutes=2.0,
+    minutes=1.0,
     note=_NOTE + "β: acceptance of the drafter by the average. Δβ: mean of |β̃ − β|; (5) "
     "renormalises, (6) spreads. Beyond: positions that violate (17) or (19).",
 )

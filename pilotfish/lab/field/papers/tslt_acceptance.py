@@ -143,7 +143,7 @@ FIGURE3 = Figure(
     printed=lambda: _PRINTED_MASS,
     measure=partial(_measured, measure=_mass, row=_mass_row),
     draw=partial(draw_mass, _PRINTED_MASS),
-    minutes=3.0,
+    minutes=2.0,
     note="The paper's vocabulary has 32,000 tokens, so its K = 320 is a share of 0.01.",
 )
 FIGURE4 = Figure(
@@ -161,7 +161,7 @@ FIGURE4 = Figure(
     identity=("kept",),
     measure=partial(_measured, measure=acceptance_at, row=_acceptance_row),
     draw=draw_acceptance,
-    minutes=3.0,
+    minutes=2.0,
     note=(
         "The paper prints no numbers. As sent: with the quantised q̂ of the protocols tslt and "
         "tree. Beyond bound: positions that violate Theorem 3.2, |β̂ − β| ≤ σ."

@@ -127,7 +127,7 @@ def _figure(number: int, name: str, setting: _Setting) -> Figure:
         identity=("uplink_mbps", "kept"),
         measure=partial(_measured, setting=setting),
         draw=partial(draw_speed_up, number, name),
-        minutes=2.0,
+        minutes=1.0,
         note=_NOTE,
     )
 

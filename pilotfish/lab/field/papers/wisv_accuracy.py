@@ -80,7 +80,7 @@ FIGURE3 = Figure(
     printed=_printed,
     measure=_measured,
     draw=draw_accuracy,
-    minutes=2.0,
+    minutes=1.0,
     note=(
         f"At: index of the threshold among the head's {POINTS}, ρ: its value. At 500 Mbit/s the "
         f"RTT is 5 ms, at 20 Mbit/s it is 50 ms; L = {WINDOW}. The paper's numbers are of "
