@@ -121,21 +121,32 @@ def _connected(args: argparse.Namespace) -> EdgeLink:
 
 
 def _measure(link: EdgeLink, small: int, large: int) -> None:
-    """Send small and large pings; if only large ones are lost, the `EdgeLostError` says so."""
+    """Send small and large pings; if only large ones are lost, the `EdgeLostError` says so.
+
+    A connection on which they stall may be replaced before the edge counts as lost.
+    """
     for _ in range(small):
         ping(link)
+    broken = 0
     for _ in range(large):
+        connection = link.connection
         try:
             measure_rates(link)
         except EdgeLostError as error:
-            raise EdgeLostError(
-                f"Large messages do not arrive: the edge answered small pings, but not messages "
-                f"of {FIRST_TRAIN[0]:,} bytes. If this persists, something on the path silently "
-                "drops large packets (an MTU black hole): run `sysctl -w "
-                "net.ipv4.tcp_mtu_probing=1` "
-                "on both ends, or lower the MTU of the interface (`ip link set DEVICE mtu 1280`). "
-                "If the link is very slow, raise --patience."
-            ) from error
+            raise _large_are_lost() from error
+        broken += link.connection != connection
+    if broken == _LARGE_PINGS:  # a single broken connection, under --watch, may have other causes
+        raise _large_are_lost()
+
+
+def _large_are_lost() -> EdgeLostError:
+    return EdgeLostError(
+        "Large messages do not arrive: the edge answered small pings, but not messages of "
+        f"{FIRST_TRAIN[0]:,} bytes. If this persists, something on the path silently drops large "
+        "packets (an MTU black hole): run `sysctl -w net.ipv4.tcp_mtu_probing=1` on both ends, or "
+        "lower the MTU of the interface (`ip link set DEVICE mtu 1280`). If the link is very slow, "
+        "raise --patience."
+    )
 
 
 def _watch(link: EdgeLink, args: argparse.Namespace) -> int:

@@ -22,8 +22,12 @@ from pilotfish import Device, Grammar
 def test_rounds_with_changed_logits_tell_nothing_of_free_text(
     device: Device, changes: dict[str, Any], measured: bool
 ) -> None:
-    """A grammar leaves few tokens, so K cuts off less than it does of free text."""
-    answer = device.generate([3, 1, 4], protocol="tslt", temperature=1.0, max_tokens=8, **changes)
+    """A grammar leaves few tokens, so K cuts off less than it does of free text.
+
+    Of free text only some rounds measure: those that verified the position.
+    """
+    wish = {"protocol": "tslt", "temperature": 1.0, "max_tokens": 24, "seed": 1, **changes}
+    answer = device.generate([3, 1, 4], **wish)
     rounds = [round_ for round_ in answer.rounds if round_.window]
     assert rounds
-    assert {bool(round_.cut_masses) for round_ in rounds} == {measured}
+    assert any(round_.cut_masses for round_ in rounds) == measured
