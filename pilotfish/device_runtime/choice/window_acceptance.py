@@ -45,7 +45,7 @@ class WindowAcceptance:
 
     def _forget(self) -> None:
         """Drop the cached estimates."""
-        self._changes: dict[tuple[str, float, int, int], _Change] = {}
+        self._changes: dict[tuple[str, float, float, int, int], _Change] = {}
         self._last_plan: Plan | None = None
         self._last_values: tuple[float, ...] = ()
 
@@ -92,7 +92,7 @@ class WindowAcceptance:
             top_k = sampling.top_k
         if top_k == default and candidates == 1:
             return _NO_CHANGE
-        key = plan.protocol, sampling.temperature, top_k, candidates
+        key = plan.protocol, sampling.temperature, sampling.min_p, top_k, candidates
         if key not in self._changes:
             self._changes[key] = self._compute_change(plan, top_k, candidates)
         return self._changes[key]
