@@ -85,15 +85,19 @@ def test_a_changed_link_is_followed_within_two_answers(pair: Pair, edge: EdgeSer
 
 @pytest.mark.timing
 def test_the_target_streams_where_waiting_does_not_pay(pair: Pair, edge: EdgeServer) -> None:
+    """`ahead` and `stream` take equally long if no first hint is right: chance with these weights."""
     with (
         Emulator(edge.endpoint, Conditions(rtt_s=0.15)) as link,
         Device(pair.draft, link.endpoint, threads=1) as device,
     ):
-        for auto, streaming in ((Auto(), AHEAD), (Auto(among=["greedy", STREAM]), STREAM)):
+        for auto, streaming in (
+            (Auto(), (AHEAD, STREAM)),
+            (Auto(among=["greedy", STREAM]), (STREAM,)),
+        ):
             protocols = [
                 device.generate("abc", protocol=auto, max_tokens=30).protocol for _ in range(4)
             ]
-            assert protocols[-1] == streaming
+            assert protocols[-1] in streaming
 
 
 def test_a_thrifty_answer_has_the_same_text(device: Device) -> None:
