@@ -85,7 +85,7 @@ def test_a_changed_link_is_followed_within_two_answers(pair: Pair, edge: EdgeSer
 
 @pytest.mark.timing
 def test_the_target_streams_where_waiting_does_not_pay(pair: Pair, edge: EdgeServer) -> None:
-    """`ahead` and `stream` take equally long if no first hint is right: chance with these weights."""
+    """`ahead` and `stream` take equally long if no first hint is right, which chance decides."""
     with (
         Emulator(edge.endpoint, Conditions(rtt_s=0.15)) as link,
         Device(pair.draft, link.endpoint, threads=1) as device,
