@@ -84,7 +84,7 @@ class _Run:
     def figures(self) -> dict[str, Any]:
         """Return the run's results as JSON types."""
         generation = self.generation
-        # without a ping of its own, an answer knows the link as the last question's answer had it
+        # an answer without a ping of its own knows the link as the last question's answer had it
         link = generation.link if generation.probing.pings else None
         return {
             "question": self.question,
