@@ -18,7 +18,7 @@ from tests.support import choosing
 from tests.support.choosing import DRAFTER, SHARP, VOCAB, informed, link, played, sigma_at
 from tests.support.plans import plan
 
-SPREAD = 0.9  # of a pair that rejects a third of the drafts
+SPREAD = 0.9  # parameter s of `acceptance_at` with which the target rejects a third of the drafts
 SIGMA = sigma_at(SHARP, 64)
 ALPHA = acceptance_at(SIGMA, SPREAD)
 EXPANSIONS = ((1, 1, 1), (2, 2, 2), (4, 2, 1), (3, 1, 1))
@@ -30,7 +30,7 @@ def tree(*expansion: int, **options) -> Plan:
 
 
 def no_gain(candidates: int, alpha: float, sigma: float) -> float:
-    """Of a pair whose drafter is wrong with all candidates or with none."""
+    """Return θ of k candidates for a drafter that is wrong with all candidates or with none."""
     return alpha
 
 

@@ -147,7 +147,8 @@ def main(descriptor: int) -> None:
         except (OSError, subprocess.CalledProcessError) as error:
             tie.send({"impossible": str(error)})
             return
-        with suppress(PermissionError):  # a late packet is jitter that nobody asked for
+        # real-time priority keeps the forwarder from adding jitter of its own
+        with suppress(PermissionError):
             os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
         tie.send({"since_s": forwarder.since_s, "edge": forwarder.edge, "device": forwarder.device})
         forwarder.run()

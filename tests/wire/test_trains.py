@@ -40,8 +40,8 @@ def test_a_lost_segment_is_no_slow_link() -> None:
     assert sum(probe.sizes) > 2 * sum(FIRST_TRAIN)  # it still has most of its time
 
 
-# Recorded over `KernelPath`, with the kernel's CUBIC: Mbit/s of the link (payload), RTT (ms), bytes
-# of a message, and arrivals (ms).
+# `KernelPath` delivered these trains, sent by the kernel's CUBIC. Each row has the link's rate
+# (Mbit/s of payload), its RTT (ms), the size of a message (bytes), and the arrivals (ms).
 PAUSED_TRAINS = (
     # a segment is lost: what follows it arrives at once when it was repeated
     (2.21, 53.8, 1464, [0, 5.8, 11.7, 17.6, 23.5, 29.3, 103.7, *[103.8] * 5, *[103.9] * 4]),
