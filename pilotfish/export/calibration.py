@@ -28,7 +28,7 @@ from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.quantize import is_rounded, quantize
 from pilotfish.export.reference import Reference
 from pilotfish.export.sources import Progress, WeightSource
-from pilotfish.export.weight_sizes import LAYER
+from pilotfish.export.weights import layer_of
 
 log = logging.getLogger("pilotfish.export")
 LONGEST = 2048  # maximum number of tokens of the text, for vocabularies of bytes
@@ -91,11 +91,11 @@ class Calibration:
 
     def _find_moments(self, product: str) -> Floats | None:
         """Return the second moments [K, K] of a product's inputs; None if they are unknown."""
-        layer = LAYER.search(product)
+        layer = layer_of(product)
         if layer is None:
             return None
         try:
-            while not self._failed and self._layer < int(layer[1]):
+            while not self._failed and self._layer < layer:
                 self._read_layer()
         except Exception as error:  # runtimes raise many error classes
             self._failed = True

@@ -201,6 +201,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
+    def width(self) -> int:
+        """The width of the embedding and of the head's input."""
+        return self.embedding or self.hidden
+
+    @property
     def plain(self) -> bool:
         """Whether exactly the layers without states store keys and values of `plain_heads`."""
         states = set(self.recurrent)

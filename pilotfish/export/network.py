@@ -7,7 +7,7 @@ the residual stream, [T, hidden], or several parallel streams, [T, streams, hidd
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 from pilotfish.export.dialects import Dialect
@@ -18,38 +18,40 @@ from pilotfish.export.selective_scan import write_selective_scan
 from pilotfish.export.state_space import write_state_space
 from pilotfish.export.streams import join_streams, open_streams, write_streams
 from pilotfish.export.token_inputs import add_layer_inputs, write_token_inputs
-from pilotfish.export.weights import EMBEDDING, HEAD, absent_projections
+from pilotfish.export.weights import EMBEDDING, HEAD
 
 
 def write_network(net: Dialect, config: ModelConfig) -> None:
     """Write the whole network; `net.finish` declares its outputs."""
-    x = write_embedding(net, config)
-    layer_inputs = write_token_inputs(net, config, x)
-    x = open_streams(net, config, x)
+    x, layer_inputs = write_inputs(net, config)
     for i in range(config.layers):
-        x = write_layer(net, config, i, x, layer_inputs[i])
+        x = write_layer(net, config, i, x, layer_inputs[i] if layer_inputs else None)
     write_head(net, config, x)
 
 
-def write_embedding(net: Dialect, config: ModelConfig) -> str:
-    """Write the embedding of the tokens; return the first layer's input, [T, hidden]."""
+def write_inputs(net: Dialect, config: ModelConfig) -> tuple[str, Sequence[str]]:
+    """Write the embedding of the tokens.
+
+    Return the first layer's input, and each layer's second input, [T, width], if there are any.
+    """
     x = net.scale(net.embed(EMBEDDING), config.embed_scale)  # [T, hidden]
     if config.embedding:
-        x = net.linear(x, "model.project_in")
+        x = net.linear(x, config.embedding, {"model.project_in": config.hidden})
     if config.form.learned_positions:
         x = net.add(x, net.embed_positions("model.embed_positions.weight"))
     if config.form.embed_norm:
-        x = net.norm(x, "model.embed_norm")
-    return x
+        x = net.norm(x, "model.embed_norm", config.hidden)
+    layer_inputs = write_token_inputs(net, config, x)
+    return open_streams(net, config, x), layer_inputs
 
 
 def write_head(net: Dialect, config: ModelConfig, x: str) -> None:
     """Write the final norm and the head, from the last layer's output x."""
     x = join_streams(net, config, x)
     if config.form.final_norm:
-        x = net.norm(x, "model.norm")
+        x = net.norm(x, "model.norm", config.hidden)
     if config.embedding:
-        x = net.linear(x, "model.project_out")
+        x = net.linear(x, config.hidden, {"model.project_out": config.embedding})
     net.finish(x, EMBEDDING if config.tied else HEAD)
 
 
@@ -71,7 +73,7 @@ def write_layer(
     if layer_inputs is not None:
         x = net.add(x, add_layer_inputs(net, f"model.layers.{i}", x, layer_inputs))
     if config.form.layer_scale:
-        x = net.multiply(x, net.weight(f"model.layers.{i}.layer_scalar"))
+        x = net.multiply(x, net.weight(f"model.layers.{i}.layer_scalar", 1))
     return x
 
 
@@ -82,7 +84,7 @@ def _write_plain(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
     def norm(value: str, name: str, *, summed: bool = False) -> str:
         """Apply the norm `name` if the layer has this norm before (`summed`: after) the sum."""
         here = name in form.norms and summed == form.sum_norms
-        return net.norm(value, f"{layer}.{name}") if here else value
+        return net.norm(value, f"{layer}.{name}", config.hidden) if here else value
 
     def plus(value: str, part: str) -> str:
         return net.add(value, net.scale(part, config.residual_scale))
@@ -109,25 +111,29 @@ def _write_plain(net: Dialect, config: ModelConfig, i: int, x: str) -> str:
 
 
 def _attention(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
-    module = f"model.layers.{i}.self_attn"
-    parts = ["q", "k", "v", *(["gate"] if config.form.gated_attention else [])]
-    absent = absent_projections(config.layer(i))
-    modules = [f"{part}_proj" for part in parts if f"self_attn.{part}_proj" not in absent]
-    qkv = net.linear(h, *(f"{module}.{part}" for part in modules))
+    module, layer, heads = f"model.layers.{i}.self_attn", config.layer(i), config.heads_of(i)
+    queries, keys = heads.queries * heads.dim, heads.keys * heads.dim
+    outputs = {f"{module}.q_proj": queries}
+    if layer.kv_source is None:
+        outputs[f"{module}.k_proj"] = keys
+    if layer.kv_source is None and not layer.tied_values:
+        outputs[f"{module}.v_proj"] = keys
+    if config.form.gated_attention:
+        outputs[f"{module}.gate_proj"] = queries
+    qkv = net.linear(h, config.hidden, outputs)
     gate = None
     if config.form.gated_attention:
-        sizes = [(config.heads + 2 * config.kv_heads) * config.head_dim]
-        qkv, gate = net.split(qkv, [*sizes, config.heads * config.head_dim])
+        qkv, gate = net.split(qkv, [queries + 2 * keys, queries])
     if config.form.qk_norm == "all":
-        widths = [heads * config.head_dim for heads in (config.heads, *[config.kv_heads] * 2)]
-        q, k, v = net.split(qkv, widths)
-        qkv = net.concat(net.norm(q, f"{module}.q_norm"), net.norm(k, f"{module}.k_norm"), v)
+        q, k, v = net.split(qkv, [queries, keys, keys])
+        q, k = net.norm(q, f"{module}.q_norm", queries), net.norm(k, f"{module}.k_norm", keys)
+        qkv = net.concat(q, k, v)
     attended = net.attention(i, qkv)
     if gate is not None:
         attended = net.multiply(attended, net.sigmoid(gate))
     if config.form.sub_norms:
-        attended = net.norm(attended, f"{module}.sub_norm")
-    return net.linear(attended, f"{module}.o_proj")
+        attended = net.norm(attended, f"{module}.sub_norm", queries)
+    return net.linear(attended, queries, {f"{module}.o_proj": config.hidden})
 
 
 def _attention_and_space(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
@@ -154,14 +160,16 @@ def _mlp(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     layer = config.layer(i)
     if config.experts is not None and layer.experts and not config.experts.parallel_mlp:
         return write_experts(net, config.experts, module, h)
+    width = layer.intermediate or config.intermediate
     if config.form.gated:
-        width, factor = layer.intermediate or config.intermediate, config.factors.gate
+        factor = config.factors.gate
         inner = write_gated(net, module, width, h, factor=factor, sparsity=layer.sparsity)
     else:
-        inner = net.activation(net.linear(h, f"{module}.up_proj"), module)
+        inner = net.activation(net.linear(h, config.hidden, {f"{module}.up_proj": width}), module)
     if config.form.sub_norms:
-        inner = net.norm(inner, f"{module}.sub_norm")
-    return net.scale(net.linear(inner, f"{module}.down_proj"), config.factors.mlp_out)
+        inner = net.norm(inner, f"{module}.sub_norm", width)
+    down = net.linear(inner, width, {f"{module}.down_proj": config.hidden})
+    return net.scale(down, config.factors.mlp_out)
 
 
 # --- feed-forward parts ---------------------------------------------------------------------------
@@ -172,14 +180,17 @@ def write_experts(net: Dialect, experts: Experts, module: str, h: str) -> str:
 
     The router is not quantised, because a rounding error could select another expert.
     """
-    scores = net.linear(h, f"{module}.router", rounded=False)
+    hidden = net.config.hidden
+    scores = net.linear(h, hidden, {f"{module}.router": experts.count}, rounded=False)
     mixed = net.experts(h, scores, module)
     if experts.shared is None:
         return mixed
     name = f"{module}.shared_expert"
-    shared = net.linear(write_gated(net, name, experts.shared, h), f"{name}.down_proj")
+    inner = write_gated(net, name, experts.shared, h)
+    shared = net.linear(inner, experts.shared, {f"{name}.down_proj": hidden})
     if experts.shared_gate:
-        gate = net.sigmoid(net.linear(h, f"{module}.shared_expert_gate", rounded=False))
+        gate = net.linear(h, hidden, {f"{module}.shared_expert_gate": 1}, rounded=False)
+        gate = net.sigmoid(gate)
         shared = net.multiply(shared, gate)
     return net.add(mixed, shared)
 
@@ -192,20 +203,22 @@ def write_parallel_mlp(net: Dialect, experts: Experts, module: str, x: str, mlp_
         experts.
         mlp_out: output of the dense part, [T, hidden].
     """
+    hidden = net.config.hidden
     # The router's input has root mean square 1 / √hidden, so that scores do not grow with the
     # width.
-    router_input = net.scale(net.norm(x, f"{module}.router_norm"), net.config.hidden**-0.5)
-    scores = net.linear(router_input, f"{module}.router", rounded=False)
-    mixed = net.experts(net.norm(x, f"{module}.experts_norm"), scores, module)
-    mlp_out = net.norm(mlp_out, f"{module}.own_norm")
-    return net.add(mlp_out, net.norm(mixed, f"{module}.experts_out_norm"))
+    router_input = net.scale(net.norm(x, f"{module}.router_norm", hidden), hidden**-0.5)
+    scores = net.linear(router_input, hidden, {f"{module}.router": experts.count}, rounded=False)
+    mixed = net.experts(net.norm(x, f"{module}.experts_norm", hidden), scores, module)
+    mlp_out = net.norm(mlp_out, f"{module}.own_norm", hidden)
+    return net.add(mlp_out, net.norm(mixed, f"{module}.experts_out_norm", hidden))
 
 
 def write_gated(
     net: Dialect, module: str, width: int, h: str, *, factor: float = 1.0, sparsity: float = 0.0
 ) -> str:
     """Write activation(factor · gate) · up; h [T, hidden] → [T, width]. `sparsity`: see `Layer`."""
-    gate_up = net.linear(h, f"{module}.gate_proj", f"{module}.up_proj")
+    outputs = {f"{module}.gate_proj": width, f"{module}.up_proj": width}
+    gate_up = net.linear(h, net.config.hidden, outputs)
     gate, up = net.split(gate_up, [width] * 2)
     gate = net.scale(gate, factor)
     if sparsity:

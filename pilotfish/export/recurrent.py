@@ -29,25 +29,31 @@ ALL = np.iinfo(np.int64).max
 def write_short_conv(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     """Write LFM2's token mixer: a convolution with a gate before and a gate after it."""
     module, dims = f"model.layers.{i}.conv", recurrence(config)
-    before, after, x = net.split(net.linear(h, f"{module}.in_proj"), [config.hidden] * 3)
-    inputs = prepend_earlier(net, i, net.multiply(before, x), config.hidden)
-    mixed = convolve(net, inputs, f"{module}.conv", dims.taps)
-    return net.linear(net.multiply(after, from_float32(net, mixed)), f"{module}.out_proj")
+    hidden = config.hidden
+    projected = net.linear(h, hidden, {f"{module}.in_proj": 3 * hidden})
+    before, after, x = net.split(projected, [hidden] * 3)
+    inputs = prepend_earlier(net, i, net.multiply(before, x), hidden)
+    mixed = from_float32(net, convolve(net, inputs, f"{module}.conv", hidden, dims.taps))
+    return net.linear(net.multiply(after, mixed), hidden, {f"{module}.out_proj": hidden})
 
 
 def write_delta_rule(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     """Write Qwen3.5's token mixer: a convolution of q, k and v, then linear attention."""
     module, dims = f"model.layers.{i}.linear_attn", recurrence(config)
-    projected = net.linear(h, *(f"{module}.in_proj_{part}" for part in ("qkv", "b", "a", "z")))
+    sizes = {"qkv": dims.channels, "b": dims.heads, "a": dims.heads, "z": dims.values}
+    outputs = {f"{module}.in_proj_{part}": size for part, size in sizes.items()}
+    projected = net.linear(h, config.hidden, outputs)
     fresh, gate = net.split(projected, [dims.width, dims.values])
     inputs = prepend_earlier(net, i, fresh, dims.width)
     mixed, rates = net.split(inputs, [dims.channels, dims.rates])
-    qkv = net.silu(convolve(net, mixed, f"{module}.conv1d", dims.taps))  # [c + T, channels]
+    # [c + T, channels]
+    qkv = net.silu(convolve(net, mixed, f"{module}.conv1d", dims.channels, dims.taps))
     rates = rows(net, rates, dims.taps - 1, ALL)
     answer = run_recurrence(net, dims, i, _operands(net, dims, module, qkv, rates))
-    heads = net.norm(net.reshape(from_float32(net, answer), [-1, dims.value_dim]), f"{module}.norm")
+    heads = net.reshape(from_float32(net, answer), [-1, dims.value_dim])
+    heads = net.norm(heads, f"{module}.norm", dims.value_dim)
     gated = net.multiply(net.reshape(heads, [-1, dims.values]), net.silu(gate))
-    return net.linear(gated, f"{module}.out_proj")
+    return net.linear(gated, dims.values, {f"{module}.out_proj": config.hidden})
 
 
 def prepend_earlier(net: Dialect, layer: int, inputs: str, width: int) -> str:
@@ -62,29 +68,28 @@ def prepend_earlier(net: Dialect, layer: int, inputs: str, width: int) -> str:
     return net.graph.op("Concat", past, present, axis=0)
 
 
-def convolve(net: Dialect, inputs: str, name: str, taps: int) -> str:
-    """Convolve each channel of inputs [n, width] over tokens; → [n − taps + 1, width]."""
+def convolve(net: Dialect, inputs: str, name: str, channels: int, taps: int) -> str:
+    """Convolve each channel of inputs [n, channels] over tokens; → [n − taps + 1, channels]."""
     op = net.graph.op
-    weight = net.read(f"{name}.weight")[:, 0].T  # [taps, width]
+    weight = net.read(f"{name}.weight", channels, 1, taps)[:, 0].T  # [taps, channels]
     total = ""
     for i, tap in enumerate(weight):
         shifted = rows(net, inputs, i, i + 1 - taps or ALL)
         product = op("Mul", shifted, net.graph.weight(f"{name}.weight.{i}", tap))
         total = op("Add", total, product) if total else product
     if net.has_bias(name):
-        total = op("Add", total, net.graph.weight(f"{name}.bias", net.read(f"{name}.bias")))
+        total = op("Add", total, write_float32(net, f"{name}.bias", channels))
     return total
 
 
 def _operands(net: Dialect, dims: Recurrence, module: str, qkv: str, rates: str) -> list[str]:
     """Return q, k, v, the log decay and the write rate, [c + T, …] each."""
-    op, graph = net.graph.op, net.graph
+    op = net.graph.op
     q, k, v = net.split(qkv, [dims.keys, dims.keys, dims.values])
     writing, forgetting = net.split(rates, [dims.heads] * 2)
-    rate = -np.exp(net.read(f"{module}.A_log").astype(np.float64)).astype(np.float32)
-    bias = graph.weight(f"{module}.dt_bias", net.read(f"{module}.dt_bias"))
+    bias = write_float32(net, f"{module}.dt_bias", dims.heads)
     steps = op("Softplus", op("Add", forgetting, bias))
-    log_decay = op("Mul", steps, graph.weight(f"{module}.speed", rate))
+    log_decay = op("Mul", steps, write_rates(net, module, "speed", dims.heads))
     return [
         _unit_heads(net, dims, q),
         _unit_heads(net, dims, k),
@@ -122,8 +127,20 @@ def add_skip(net: Dialect, dims: Recurrence, layer: int, answer: str, x: str) ->
         missing_tokens(net, dims, layer),
         *(net.graph.constant([bound], "int64") for bound in (ALL, 0)),
     )
-    through = net.graph.weight(name, np.repeat(net.read(name), dims.values // dims.heads))
+    factors = np.repeat(net.read(name, dims.heads), dims.values // dims.heads)
+    through = net.graph.weight(name, factors)
     return op("Add", answer, op("Mul", op("Slice", x, start, end, axis), through))
+
+
+def write_rates(net: Dialect, module: str, name: str, *shape: int) -> str:
+    """Write the rates −e^A_log, f32 of this shape, as `module`.`name`."""
+    logs = net.read(f"{module}.A_log", *shape).astype(np.float64)
+    return net.graph.weight(f"{module}.{name}", -np.exp(logs).astype(np.float32))
+
+
+def write_float32(net: Dialect, name: str, *shape: int) -> str:
+    """Write a weight in f32, whatever the graph's floating-point type."""
+    return net.graph.weight(name, net.read(name, *shape))
 
 
 def missing_tokens(net: Dialect, dims: Recurrence, layer: int) -> str:

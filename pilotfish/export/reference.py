@@ -23,15 +23,13 @@ from numpy.typing import NDArray
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW
 from pilotfish.engines.runtime import CPU, OPSET24_SINCE, open_session, runtime_version
 from pilotfish.export.dialects import DIALECTS, Dialect
-from pilotfish.export.dialects.weight_forms import WeightReader
+from pilotfish.export.dialects.operators import WeightReader
 from pilotfish.export.graph import Dim, GraphWriter
 from pilotfish.export.model_config import ModelConfig
-from pilotfish.export.network import write_embedding, write_head, write_layer
+from pilotfish.export.network import write_head, write_inputs, write_layer
 from pilotfish.export.sources import WeightSource
-from pilotfish.export.streams import open_streams
-from pilotfish.export.token_inputs import write_token_inputs
-from pilotfish.export.weight_sizes import LAYER
-from pilotfish.export.weights import EMBEDDING, HEAD, HEAD_BIAS, TOKEN_TABLE, weights
+from pilotfish.export.weight_recorder import shapes
+from pilotfish.export.weights import EMBEDDING, HEAD, HEAD_BIAS, TOKEN_TABLE, layer_of
 
 STATES, NEXT = "states", "next_states"
 HEAD_BYTES = 32 << 20  # rows of the head that are read at a time
@@ -95,12 +93,11 @@ class Reference:
         tables = _TextTables(self._source, config, distinct)
 
         def embedding(net: Dialect) -> str:
-            x = write_embedding(net, tables.config)
-            for i, inputs in enumerate(write_token_inputs(net, tables.config, x)):
-                if inputs is not None:
-                    net.graph.op("Identity", inputs, name=f"{LAYER_INPUTS}.{i}")
-                    net.graph.output(f"{LAYER_INPUTS}.{i}", "float32", _layer_inputs_shape(config))
-            return open_streams(net, config, x)
+            x, layer_inputs = write_inputs(net, tables.config)
+            for i, inputs in enumerate(layer_inputs):
+                net.graph.op("Identity", inputs, name=f"{LAYER_INPUTS}.{i}")
+                net.graph.output(f"{LAYER_INPUTS}.{i}", "float32", _layer_inputs_shape(config))
+            return x
 
         def layer(i: int) -> Callable[[Dialect], str]:
             def write(net: Dialect) -> str:
@@ -283,12 +280,11 @@ def _grouped(parts: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float3
 
 def largest_layer(config: ModelConfig) -> int:
     """Return the size of the largest layer in float32, bytes."""
-    sizes: dict[str, int] = {}
-    for name, shape in weights(config):
-        if layer := LAYER.search(name):
-            values = math.prod(size.value for size in shape)
-            sizes[layer[1]] = sizes.get(layer[1], 0) + 4 * values
-    return max(sizes.values())
+    sizes = [0] * config.layers
+    for name, shape in shapes(config).items():
+        if (layer := layer_of(name)) is not None:
+            sizes[layer] += 4 * math.prod(shape)
+    return max(sizes)
 
 
 def _states(net: Dialect) -> str:

@@ -9,8 +9,6 @@ all heads share them. `export.recurrent` describes inputs and states.
 
 from __future__ import annotations
 
-import numpy as np
-
 from pilotfish.export.dialects import Dialect
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.parts import Recurrence
@@ -22,25 +20,27 @@ from pilotfish.export.recurrent import (
     recurrence,
     run_recurrence,
     to_float32,
+    write_rates,
 )
 
 
 def write_selective_scan(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     """Write the token mixer; h [T, hidden] → [T, hidden]."""
     op, module, dims = net.graph.op, f"model.layers.{i}.mamba", recurrence(config)
-    fresh, gate = net.split(net.linear(h, f"{module}.in_proj"), [dims.values] * 2)
+    projected = net.linear(h, config.hidden, {f"{module}.in_proj": dims.projected})
+    fresh, gate = net.split(projected, [dims.values] * 2)
     inputs = prepend_earlier(net, i, fresh, dims.width)
-    x = net.silu(convolve(net, inputs, f"{module}.conv1d", dims.taps))  # [c + T, values]
+    # [c + T, values]
+    x = net.silu(convolve(net, inputs, f"{module}.conv1d", dims.channels, dims.taps))
     step, b, c = _project(net, dims, module, x)
-    rate = -np.exp(net.read(f"{module}.A_log").astype(np.float64)).astype(np.float32)
-    log_decay = op(
-        "Mul", net.reshape(step, [-1, dims.heads, 1]), net.graph.weight(f"{module}.A", rate)
-    )
+    steps = net.reshape(step, [-1, dims.heads, 1])
+    rates = write_rates(net, module, "A", dims.heads, dims.key_dim)
+    log_decay = op("Mul", steps, rates)
     log_decay = net.reshape(log_decay, [-1, dims.heads * dims.key_dim])
     answer = run_recurrence(net, dims, i, [c, b, op("Mul", step, x), log_decay])
     answer = add_skip(net, dims, i, net.reshape(answer, [-1, dims.values]), x)
     gated = op("Mul", answer, net.silu(to_float32(net, gate)))
-    return net.linear(from_float32(net, gated), f"{module}.out_proj")
+    return net.linear(from_float32(net, gated), dims.values, {f"{module}.out_proj": config.hidden})
 
 
 def _project(net: Dialect, dims: Recurrence, module: str, x: str) -> list[str]:
@@ -48,12 +48,13 @@ def _project(net: Dialect, dims: Recurrence, module: str, x: str) -> list[str]:
     assert dims.space is not None
     assert dims.space.rank is not None
     rank, epsilon = dims.space.rank, dims.space.epsilon
-    all_three = to_float32(net, net.linear(from_float32(net, x), f"{module}.x_proj"))
-    parts = net.split(all_three, [rank, dims.key_dim, dims.key_dim])
+    all_three = net.linear(from_float32(net, x), dims.values, {f"{module}.x_proj": dims.low})
+    parts = net.split(to_float32(net, all_three), [rank, dims.key_dim, dims.key_dim])
     if epsilon is not None:
         parts = [_rms_norm(net, part, epsilon) for part in parts]
     # This weight is not quantised: it is small, and it determines the state's decay.
-    steps = net.linear(from_float32(net, parts[0]), f"{module}.dt_proj", rounded=False)
+    low = from_float32(net, parts[0])
+    steps = net.linear(low, rank, {f"{module}.dt_proj": dims.values}, rounded=False)
     return [net.graph.op("Softplus", to_float32(net, steps)), *parts[1:]]
 
 

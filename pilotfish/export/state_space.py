@@ -26,29 +26,32 @@ from pilotfish.export.recurrent import (
     rows,
     run_recurrence,
     to_float32,
+    write_float32,
+    write_rates,
 )
 
 
 def write_state_space(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     """Write the token mixer; h [T, hidden] → [T, hidden]."""
     module, dims = f"model.layers.{i}.mamba", recurrence(config)
-    space = _space(dims)
-    projected = _scale_projection(net, dims, net.linear(h, f"{module}.in_proj"))
+    projected = _scale_projection(
+        net, dims, net.linear(h, config.hidden, {f"{module}.in_proj": dims.projected})
+    )
     gate, fresh = net.split(projected, [dims.values, dims.width])
     inputs = prepend_earlier(net, i, fresh, dims.width)
     mixed, steps = net.split(inputs, [dims.channels, dims.heads])
     x, b, c = net.split(
-        net.silu(convolve(net, mixed, f"{module}.conv1d", dims.taps)),
+        net.silu(convolve(net, mixed, f"{module}.conv1d", dims.channels, dims.taps)),
         [dims.values, dims.keys, dims.keys],
     )
-    step, log_decay = _steps(net, space, module, rows(net, steps, dims.taps - 1, ALL))
+    step, log_decay = _steps(net, dims, module, rows(net, steps, dims.taps - 1, ALL))
     values = _scale_heads(net, dims, x, step)  # [c + T, values]
     answer = net.reshape(run_recurrence(net, dims, i, [c, b, values, log_decay]), [-1, dims.values])
     answer = add_skip(net, dims, i, answer, x)
     gated = from_float32(
         net, _gate_and_norm(net, dims, module, answer, net.silu(to_float32(net, gate)))
     )
-    return net.linear(gated, f"{module}.out_proj")
+    return net.linear(gated, dims.values, {f"{module}.out_proj": config.hidden})
 
 
 def _scale_projection(net: Dialect, dims: Recurrence, projected: str) -> str:
@@ -61,17 +64,16 @@ def _scale_projection(net: Dialect, dims: Recurrence, projected: str) -> str:
     return net.multiply(projected, net.graph.constant(factors, net.float))
 
 
-def _steps(net: Dialect, space: StateSpace, module: str, steps: str) -> tuple[str, str]:
+def _steps(net: Dialect, dims: Recurrence, module: str, steps: str) -> tuple[str, str]:
     """Return Δ and the log decay, [c + T, heads] each."""
-    op, graph = net.graph.op, net.graph
-    bias = graph.weight(f"{module}.dt_bias", net.read(f"{module}.dt_bias"))
+    op, graph, space = net.graph.op, net.graph, _space(dims)
+    bias = write_float32(net, f"{module}.dt_bias", dims.heads)
     step = op("Softplus", op("Add", steps, bias))
     if space.shortest > 0 or space.longest < math.inf:
         longest = min(space.longest, float(np.finfo(np.float32).max))
         bounds = (graph.constant(bound, "float32") for bound in (space.shortest, longest))
         step = op("Clip", step, *bounds)
-    rate = -np.exp(net.read(f"{module}.A_log").astype(np.float64)).astype(np.float32)
-    return step, op("Mul", step, graph.weight(f"{module}.speed", rate))
+    return step, op("Mul", step, write_rates(net, module, "speed", dims.heads))
 
 
 def _scale_heads(net: Dialect, dims: Recurrence, x: str, factors: str) -> str:
@@ -100,7 +102,7 @@ def _group_norm(net: Dialect, dims: Recurrence, name: str, x: str) -> str:
     mean = op("Mul", squares, constant(1 / width, "float32"))
     root = op("Sqrt", op("Add", mean, constant(net.config.norm_eps, "float32")))
     normed = net.reshape(op("Div", groups, root), [-1, dims.values])
-    return op("Mul", normed, net.graph.weight(f"{name}.weight", net.read(f"{name}.weight")))
+    return op("Mul", normed, write_float32(net, f"{name}.weight", dims.values))
 
 
 def _space(dims: Recurrence) -> StateSpace:

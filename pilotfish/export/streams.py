@@ -24,9 +24,11 @@ def open_streams(net: Dialect, config: ModelConfig, x: str) -> str:
     """Expand the embeddings x [T, hidden] to all streams; return x if there is one stream."""
     if config.streams is None:
         return x
-    magnitude = _magnitude(net, x)
+    hidden, magnitude = config.hidden, _magnitude(net, x)
     others = [
-        _match_magnitude(net, net.linear(x, f"model.altup_projections.{i}"), magnitude)
+        _match_magnitude(
+            net, net.linear(x, hidden, {f"model.altup_projections.{i}": hidden}), magnitude
+        )
         for i in range(config.streams.count - 1)
     ]
     axis = net.graph.constant([1], "int64")
@@ -38,10 +40,10 @@ def join_streams(net: Dialect, config: ModelConfig, x: str) -> str:
     """Return the mean of all streams, [T, hidden], after scaling each to the first's magnitude."""
     if config.streams is None:
         return x
-    streams = [_stream(net, x, i) for i in range(config.streams.count)]
+    hidden, streams = config.hidden, [_stream(net, x, i) for i in range(config.streams.count)]
     magnitude, total = _magnitude(net, streams[0]), streams[0]
     for i, each in enumerate(streams[1:]):
-        projected = net.linear(each, f"model.altup_unembed_projections.{i}")
+        projected = net.linear(each, hidden, {f"model.altup_unembed_projections.{i}": hidden})
         total = net.graph.op("Add", total, _match_magnitude(net, projected, magnitude))
     return net.scale(total, 1 / config.streams.count)
 
@@ -56,19 +58,19 @@ def write_streams(
     feed: Part,
 ) -> str:
     """Write layer i; x [T, n, hidden] → [T, n, hidden]. `layer_inputs`: [T, width]."""
-    layer, streams = f"model.layers.{i}", config.streams
+    layer, streams, hidden = f"model.layers.{i}", config.streams, config.hidden
     assert streams is not None
     predicted = _predict(net, streams, layer, x)
     active = _stream(net, predicted, streams.active)
-    h = net.norm(active, f"{layer}.input_layernorm")
-    low = net.linear(net.linear(h, f"{layer}.laurel.linear_left"), f"{layer}.laurel.linear_right")
-    laurel = net.graph.op("Add", h, net.norm(low, f"{layer}.laurel.post_laurel_norm"))
-    attended = net.norm(attend(h), f"{layer}.attention_out_norm")
+    h = net.norm(active, f"{layer}.input_layernorm", hidden)
+    low = net.linear(h, hidden, {f"{layer}.laurel.linear_left": streams.rank})
+    wide = net.linear(low, streams.rank, {f"{layer}.laurel.linear_right": hidden})
+    laurel = net.graph.op("Add", h, net.norm(wide, f"{layer}.laurel.post_laurel_norm", hidden))
+    attended = net.norm(attend(h), f"{layer}.attention_out_norm", hidden)
     both = net.graph.op("Add", net.graph.op("Add", active, attended), laurel)
     x = net.scale(both, 0.5**0.5)
-    mlp_out = net.norm(
-        feed(net.norm(x, f"{layer}.post_attention_layernorm")), f"{layer}.mlp_out_norm"
-    )
+    fed = feed(net.norm(x, f"{layer}.post_attention_layernorm", hidden))
+    mlp_out = net.norm(fed, f"{layer}.mlp_out_norm", hidden)
     corrected = _correct(net, streams, layer, predicted, net.graph.op("Add", x, mlp_out))
     return (
         corrected
@@ -80,8 +82,10 @@ def write_streams(
 def _add_inputs(net: Dialect, streams: Streams, layer: str, x: str, layer_inputs: str) -> str:
     """Add the per-layer input, gated by the active stream, to all streams except the first."""
     active = _stream(net, x, streams.active)
+    name = f"{layer}.altup.correct_output_scale"
+    factors = net.read(name, net.config.hidden)  # files have this weight even if it has no effect
     if streams.scaled:
-        active = net.multiply(active, net.weight(f"{layer}.altup.correct_output_scale"))
+        active = net.multiply(active, net.weight(name, array=factors))
     part = add_layer_inputs(net, layer, active, layer_inputs)
     axis = net.graph.constant([1], "int64")
     first, others = net.split(x, [1, streams.count - 1], axis=1)
@@ -91,27 +95,32 @@ def _add_inputs(net: Dialect, streams: Streams, layer: str, x: str, layer_inputs
 
 def _predict(net: Dialect, streams: Streams, layer: str, x: str) -> str:
     """Predict each stream as its old value plus a mix of all streams."""
-    modalities = _modalities(net, layer, _stream(net, x, streams.active))
-    mix = net.linear(modalities, f"{layer}.altup.prediction_coefs", rounded=False)
-    mixed = net.graph.op("MatMul", net.reshape(mix, [-1, streams.count, streams.count]), x)
+    modalities = _modalities(net, streams, layer, _stream(net, x, streams.active))
+    count = streams.count
+    outputs = {f"{layer}.altup.prediction_coefs": count * count}
+    mix = net.linear(modalities, count, outputs, rounded=False)
+    mixed = net.graph.op("MatMul", net.reshape(mix, [-1, count, count]), x)
     return net.graph.op("Add", mixed, x)
 
 
 def _correct(net: Dialect, streams: Streams, layer: str, predicted: str, active: str) -> str:
     """Add to each stream its share of the active stream's prediction error."""
     op, axis = net.graph.op, net.graph.constant([1], "int64")
-    modalities = _modalities(net, layer, active)
-    shares = net.linear(modalities, f"{layer}.altup.correction_coefs", rounded=False)
+    modalities = _modalities(net, streams, layer, active)
+    outputs = {f"{layer}.altup.correction_coefs": streams.count}
+    shares = net.linear(modalities, streams.count, outputs, rounded=False)
     shares = op("Add", shares, net.graph.constant(1.0, net.float))  # [T, n]
     error = op("Unsqueeze", op("Sub", active, _stream(net, predicted, streams.active)), axis)
     shares = op("Unsqueeze", shares, net.graph.constant([2], "int64"))
     return op("Add", predicted, net.multiply(shares, error))
 
 
-def _modalities(net: Dialect, layer: str, x: str) -> str:
+def _modalities(net: Dialect, streams: Streams, layer: str, x: str) -> str:
     """Compute each token's modality vector, [T, n], which determines the mixing coefficients."""
-    normed = net.scale(net.norm(x, f"{layer}.altup.router_norm"), 1 / net.config.hidden)
-    return net.graph.op("Tanh", net.linear(normed, f"{layer}.altup.modality_router", rounded=False))
+    hidden = net.config.hidden
+    normed = net.scale(net.norm(x, f"{layer}.altup.router_norm", hidden), 1 / hidden)
+    outputs = {f"{layer}.altup.modality_router": streams.count}
+    return net.graph.op("Tanh", net.linear(normed, hidden, outputs, rounded=False))
 
 
 def _stream(net: Dialect, x: str, index: int) -> str:

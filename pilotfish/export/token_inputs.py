@@ -14,26 +14,31 @@ from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.weights import TOKEN_PROJECTION, TOKEN_TABLE
 
 
-def write_token_inputs(net: Dialect, config: ModelConfig, x: str) -> Sequence[str | None]:
-    """Write the second input of each layer, [T, width], from the embeddings x [T, hidden]."""
+def write_token_inputs(net: Dialect, config: ModelConfig, x: str) -> Sequence[str]:
+    """Write the second input of each layer, [T, width], from the embeddings x [T, hidden].
+
+    The result is empty if layers have no second input.
+    """
     inputs = config.token_inputs
     if inputs is None:
-        return [None] * config.layers
-    shape = [-1, config.layers, inputs.width]
-    projected = net.scale(net.linear(x, TOKEN_PROJECTION), config.hidden**-0.5)
-    normed = net.norm(net.reshape(projected, shape), "model.per_layer_projection_norm")
+        return []
+    shape, width = [-1, config.layers, inputs.width], config.layers * inputs.width
+    projected = net.linear(x, config.hidden, {TOKEN_PROJECTION: width})
+    projected = net.reshape(net.scale(projected, config.hidden**-0.5), shape)
+    normed = net.norm(projected, "model.per_layer_projection_norm", inputs.width)
     rows = net.embed_for_layers(TOKEN_TABLE)  # [T, layers · width]
     looked_up = net.scale(net.reshape(rows, shape), inputs.width**0.5)
     both = net.scale(net.graph.op("Add", normed, looked_up), 0.5**0.5)
     if config.layers == 1:
         return [net.reshape(both, [-1, inputs.width])]
-    return net.split(
-        net.reshape(both, [-1, config.layers * inputs.width]), [inputs.width] * config.layers
-    )
+    return net.split(net.reshape(both, [-1, width]), [inputs.width] * config.layers)
 
 
 def add_layer_inputs(net: Dialect, layer: str, x: str, layer_inputs: str) -> str:
     """Gate a layer's second input by x [T, hidden] and project it; → [T, hidden]."""
-    gate = net.activation(net.linear(x, f"{layer}.per_layer_input_gate"), layer)
-    projected = net.linear(net.multiply(gate, layer_inputs), f"{layer}.per_layer_projection")
-    return net.norm(projected, f"{layer}.post_per_layer_input_norm")
+    assert net.config.token_inputs is not None
+    hidden, width = net.config.hidden, net.config.token_inputs.width
+    gate = net.linear(x, hidden, {f"{layer}.per_layer_input_gate": width})
+    gated = net.multiply(net.activation(gate, layer), layer_inputs)
+    projected = net.linear(gated, width, {f"{layer}.per_layer_projection": hidden})
+    return net.norm(projected, f"{layer}.post_per_layer_input_norm", hidden)

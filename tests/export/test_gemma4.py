@@ -15,7 +15,7 @@ from pilotfish.export.model import export_model
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.tensor_names import stored_name
-from pilotfish.export.weights import shapes
+from pilotfish.export.weight_recorder import shapes
 from tests.support.configs import read_config
 from tests.support.prefill import prefill
 from tests.support.small_checkpoints import VOCAB, write_directory

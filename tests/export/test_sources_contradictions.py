@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,21 @@ import numpy as np
 import pytest
 
 from pilotfish.export.architectures import ARCHITECTURES
+from pilotfish.export.dialects.contrib import Contrib
+from pilotfish.export.dialects.opset24 import Opset24
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.graph import GraphWriter
 from pilotfish.export.model import export_model
+from pilotfish.export.network import write_network
 from pilotfish.export.sources import open_source
+from pilotfish.export.sources.config_keys import FIELDS
+from pilotfish.export.sources.recurrence_keys import SPACE
 from pilotfish.export.sources.tensor_names import stored_name
-from pilotfish.export.weights import shapes
+from pilotfish.export.sources.weight_check import FileSettings, check_weights, grown
+from pilotfish.export.weight_recorder import shapes
+from pilotfish.export.weights import TOKEN_TABLE
 from tests.support.small_checkpoints import LLAMA, tiny_weights, write_directory, write_gguf
-from tests.support.tiny import tiny_config
+from tests.support.tiny import FAMILIES, SHARING, STATEFUL, RandomSource, tiny_config
 
 QWEN2 = LLAMA | {"model_type": "qwen2"}
 QWEN3 = LLAMA | {"model_type": "qwen3", "head_dim": 16}
@@ -121,6 +131,49 @@ def test_contradictions_of_a_gguf_file(
     info = refusal(path, tmp_path / "out")
     assert key in info
     assert tensor in info
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *SHARING, *STATEFUL])
+def test_each_size_that_contradicts_the_weights_is_named(family: str) -> None:
+    config = tiny_config(family)
+    fields = [*FIELDS, *(f"recurrence.{each}" for each in (*SPACE, "space.rank"))]
+    settings = FileSettings({field: f"<{field}>" for field in fields}, {})
+    true = shapes(config)
+    check_weights(config, true, settings, "the file")
+    larger = dict(grown(config, fields))
+    assert {"hidden", "layers", "vocab_size", "context"} <= larger.keys()
+    for field, other in larger.items():
+        if shapes(other) == true:  # the family has no weight of this size
+            continue
+        with pytest.raises(ExportError) as caught:
+            check_weights(other, true, settings, "the file")
+        if "has shape" in str(caught.value):
+            assert f"<{field}> {attrgetter(field)(other)}" in str(caught.value)
+        else:
+            assert field in {"layers", "experts.count", "streams.count"}  # further weights
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *SHARING, *STATEFUL])
+def test_a_graph_reads_each_weight_that_is_recorded(family: str) -> None:
+    config = tiny_config(family)
+    source = RandomSource(config, 1)
+    wanted, read = shapes(config), {}
+
+    class Watched:
+        quantized, rows = source.quantized, source.rows
+
+        @staticmethod
+        def tensor(name: str) -> Any:
+            read[name] = source.tensor(name)
+            return read[name]
+
+    for dialect in (Opset24, Contrib):
+        read.clear()
+        write_network(dialect(GraphWriter(io.BytesIO(), ""), config, Watched, "fp32"), config)
+        tables = {TOKEN_TABLE} & wanted.keys()  # read in parts
+        assert {name: array.shape for name, array in read.items()} == {
+            name: shape for name, shape in wanted.items() if name not in tables
+        }
 
 
 @pytest.mark.parametrize(

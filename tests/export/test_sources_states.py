@@ -17,7 +17,7 @@ from pilotfish.export.model_config import Layer
 from pilotfish.export.parts import Recurrence, StateSpace
 from pilotfish.export.sources import open_source
 from pilotfish.export.sources.huggingface import describe_directory
-from pilotfish.export.weights import shapes
+from pilotfish.export.weight_recorder import shapes
 from tests.support.configs import read_config
 from tests.support.small_checkpoints import LLAMA, VOCAB, tokenizer_json
 

@@ -38,7 +38,8 @@ from pilotfish.export.parts import (
 from pilotfish.export.quantize import quantize
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.rotary import RopeBase, read_table
-from pilotfish.export.weights import TOKEN_TABLE, shapes
+from pilotfish.export.weight_recorder import shapes
+from pilotfish.export.weights import TOKEN_TABLE
 from tests.support.tiny_tokenizer import EOS, tiny_tokenizer
 
 TEMPLATE = (

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-from numpy.typing import NDArray
 
 from pilotfish.engines.backends.backend import KEY_VALUE
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW
-from pilotfish.export.dialects.operators import Operators
+from pilotfish.export.dialects.operators import Operators, WeightReader
 from pilotfish.export.graph import Dim, GraphWriter
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.parts import Rope
@@ -19,13 +16,9 @@ class AttentionInputs(Operators):
     """A writer of the inputs of attention other than q, k and v."""
 
     def __init__(
-        self,
-        graph: GraphWriter,
-        config: ModelConfig,
-        read: Callable[[str], NDArray[np.float32]],
-        floats: str,
+        self, graph: GraphWriter, config: ModelConfig, source: WeightReader, floats: str
     ) -> None:
-        super().__init__(graph, config, read, floats)
+        super().__init__(graph, config, source, floats)
         self.tokens = graph.input("input_ids", "int64", ["T"])
         self.positions = graph.input("position_ids", "int64", ["T"])
         self._written: set[int] = set()  # layers with caches that this graph updates
@@ -38,7 +31,7 @@ class AttentionInputs(Operators):
         if not self.graph.has(names[0]):
             angles = rope.angles(self.config.context)
             for name, function in zip(names, (np.cos, np.sin), strict=True):
-                self.weight(name, (function(angles) * rope.scale).astype(np.float32))
+                self.weight(name, array=(function(angles) * rope.scale).astype(np.float32))
         return names[0], names[1]
 
     def query_growth(self) -> str | None:
@@ -51,7 +44,7 @@ class AttentionInputs(Operators):
         if not self.graph.has("query_growth"):
             beta, period = self.config.query_growth
             periods = np.arange(self.config.context) // period
-            self.weight("query_growth", (1 + beta * np.log1p(periods)).astype(np.float32))
+            self.weight("query_growth", array=(1 + beta * np.log1p(periods)).astype(np.float32))
         return self.graph.op("Gather", "query_growth", self.positions)
 
     def hide_beyond(self, window: int, mask: str, positions: str, cells: str) -> str:

@@ -23,8 +23,8 @@ from pilotfish.export.blocks import Quantized
 from pilotfish.export.dialects.compact_scales import write_scales
 from pilotfish.export.dialects.dialect import MICROSOFT
 from pilotfish.export.dialects.fused_experts import INT8_ACTIVATIONS, FusedExperts
+from pilotfish.export.dialects.operators import WeightReader
 from pilotfish.export.dialects.quantized_weights import write_codes
-from pilotfish.export.dialects.weight_forms import WeightReader
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.graph import GraphWriter, pack_nibbles
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
@@ -96,7 +96,7 @@ class Contrib(FusedExperts):
         tables = self.rotary_tables(rope) if rope and not self._rotates_before(rope) else ("", "")
         past_key, past_value, key, value = self.cache(layer)
         name = f"model.layers.{layer}.self_attn.sinks"
-        sinks = [self.weight(name)] if config.form.sinks else []
+        sinks = [self.weight(name, heads.queries)] if config.form.sinks else []
         attended = self.graph.new_names("GroupQueryAttention", 1)[0]
         softcap = {} if config.score_cap is None else {"softcap": config.score_cap}
         self.graph.multi(
@@ -178,7 +178,7 @@ class Contrib(FusedExperts):
             x = self._rotate(x, heads, rope)
         if form.qk_norm in {"head", "heads"}:
             by_head = self.reshape(x, [-1, heads.queries, heads.dim])
-            x = self.norm_heads(by_head, norm, heads.queries)
+            x = self.norm_heads(by_head, norm, heads.queries, heads.dim)
         if not form.qk_norm_late and rope is not None:
             x = self._rotate(x, heads, rope)
         return x

@@ -14,7 +14,7 @@ Subclasses choose the operators, and add the graph inputs that their attention n
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -24,19 +24,18 @@ from pilotfish.engines.manifest import Dialect as DialectName
 from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.dialects.attention_inputs import AttentionInputs
+from pilotfish.export.dialects.operators import WeightReader
 from pilotfish.export.dialects.quantized_weights import (
     code_rows,
     look_up,
     product,
     projection,
-    rows_of,
 )
-from pilotfish.export.dialects.weight_forms import WeightForms, WeightReader
+from pilotfish.export.dialects.weight_forms import WeightForms
 from pilotfish.export.graph import ELEMENT, GraphWriter
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.quantize import quantize_rows
-from pilotfish.export.weight_sizes import LAYER, wildcard_name
-from pilotfish.export.weights import HEAD_BIAS, XIELU
+from pilotfish.export.weights import HEAD_BIAS, LAYER, XIELU, wildcard_name
 
 HEAD_NORMS = ("q_norm", "k_norm")
 MICROSOFT = "com.microsoft"
@@ -59,8 +58,8 @@ class Dialect(AttentionInputs):
         self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
     ) -> None:
         floats = "float16" if precision == "fp16" else "float32"
-        super().__init__(graph, config, source.tensor, floats)
-        self._source, self.forms = source, WeightForms(source, precision)
+        super().__init__(graph, config, source, floats)
+        self.forms = WeightForms(source, precision)
         self.logit_rows = graph.input("logit_rows", "int64", ["N"])
         self.products: dict[str, tuple[str, int]] = {}
 
@@ -92,29 +91,30 @@ class Dialect(AttentionInputs):
 
     # --- layers ----------------------------------------------------------------------------
 
-    def linear(self, x: str, *names: str, rounded: bool = True) -> str:
-        """Write projections of x as one product; [T, K] → [T, ΣN].
+    def linear(
+        self, x: str, width: int, outputs: Mapping[str, int], *, rounded: bool = True
+    ) -> str:
+        """Write projections of x as one product; [T, width] → [T, ΣN].
 
-        `names` are modules with `name.weight` [N, K] and, according to `config.form`, `name.bias`
-        [N]. If some modules have a bias, the others get zeros. The weights are quantised only if
-        `rounded` is true.
+        `outputs` are modules with `name.weight` [N, width] and, according to `config.form`,
+        `name.bias` [N], and their N. If some modules have a bias, the others get zeros. The weights
+        are quantised only if `rounded` is true.
         """
-        label = "+".join(names)
+        label, names = "+".join(outputs), [*outputs]
         weights = self.forms.read_product(label, names, rounded=rounded)
-        sizes = [rows_of(weight) for weight in weights]
         bias = None
-        if any(self.has_bias(name) for name in names):
+        if any(map(self.has_bias, names)):
             parts = [
-                self.read(f"{name}.bias") if self.has_bias(name) else np.zeros(size, np.float32)
-                for name, size in zip(names, sizes, strict=True)
+                self.read(f"{name}.bias", rows) if self.has_bias(name) else np.zeros(rows, "f4")
+                for name, rows in outputs.items()
             ]
-            bias = self.weight(f"{label}.bias", np.concatenate(parts))
+            bias = self.weight(f"{label}.bias", array=np.concatenate(parts))
         floats = [weight for weight in weights if not isinstance(weight, Quantized)]
         if len(floats) < len(weights):
             total = projection(self, x, names, weights)
             return self.graph.op("Add", total, bias) if bias else total
         if rounded:
-            self.products[label] = (x, floats[0].shape[1])
+            self.products[label] = (x, width)
         weight = floats[0] if len(floats) == 1 else np.concatenate(floats)
         del weights, floats
         return self._gemm(x, f"{label}.weight", weight, bias)
@@ -128,15 +128,16 @@ class Dialect(AttentionInputs):
 
         They are rounded like the head, so that a tied head has the same codes.
         """
+        shape = self.config.vocab_size, self.config.width
         # In int4 a tied head has other blocks, of 8 bits.
         shared = self.config.tied and not self.forms.keeps_blocks
         blocks = None if shared else self.forms.read_blocks(name)
         if blocks is not None and blocks.order is None:
             return look_up(self, name, blocks, self.tokens)
         if self.forms.bits is None:
-            return self.graph.op("Gather", self.weight(name), self.tokens)
+            return self.graph.op("Gather", self.weight(name, *shape), self.tokens)
         assert self.forms.head_bits is not None
-        table = self.forms.round(name, self.read(name), self.forms.head_bits)
+        table = self.forms.round(name, self.read(name, *shape), self.forms.head_bits)
         return look_up(self, name, table, self.tokens)
 
     def embed_for_layers(self, name: str) -> str:
@@ -155,7 +156,7 @@ class Dialect(AttentionInputs):
         if blocks is not None and blocks.order is None:
             return look_up(self, name, blocks, tokens)
         shape = (inputs.rows, self.config.layers * width)
-        parts = self._source.rows(name)
+        parts = self.source.rows(name)
         if self.forms.bits is None:
             floats = (part.astype(self.float, copy=False) for part in parts)
             return self.graph.op(
@@ -180,16 +181,21 @@ class Dialect(AttentionInputs):
         """Look up rows of a learned position table, [T, width]."""
         offset = self.graph.constant(self.config.position_offset, "int64")
         rows = self.graph.op("Add", self.positions, offset)
-        return self.graph.op("Gather", self.weight(name), rows)
+        table = self.source.tensor(name)  # with rows for the source's context, which may be larger
+        return self.graph.op("Gather", self.weight(name, array=table), rows)
 
-    def norm(self, x: str, name: str) -> str:
-        """Apply the norm of module `name` over the last axis of x; `config.form` has its type."""
+    def norm(self, x: str, name: str, width: int) -> str:
+        """Apply the norm of module `name` over the last axis of x, which has this width.
+
+        `config.form` has the norm's type.
+        """
         form = self.config.form
-        weight = self._norm_weight(name)
+        learned = form.learned_norms
+        weight = self.weight(f"{name}.weight", width) if learned else self._ones(width)
         if form.norm == "rms":
             return self.rms_norm(x, weight)
-        biased = form.learned_norms and form.norm_bias and not name.endswith(HEAD_NORMS)
-        bias = [self.weight(f"{name}.bias")] if biased else []
+        biased = learned and form.norm_bias and not name.endswith(HEAD_NORMS)
+        bias = [self.weight(f"{name}.bias", width)] if biased else []
         epsilon = self.config.norm_eps
         return self.graph.op("LayerNormalization", x, weight, *bias, axis=-1, epsilon=epsilon)
 
@@ -197,22 +203,22 @@ class Dialect(AttentionInputs):
         """Apply the form's norm of values, which has no weights, to each head of x."""
         return self.rms_norm(x, self._ones(heads.dim)) if self.config.form.value_norm else x
 
-    def norm_heads(self, x: str, name: str, heads: int, *, apart: int = 1) -> str:
+    def norm_heads(self, x: str, name: str, heads: int, width: int, *, apart: int = 1) -> str:
         """Apply the norm of module `name` to each head of q or k, over the last axis of x.
 
         The heads' axis is `apart` axes before the last; this matters only if each head has weights.
         """
         if self.config.form.qk_norm != "heads":
-            return self.norm(x, name)
-        ones = self._ones(self.config.head_dim)
+            return self.norm(x, name, width)
+        ones = self._ones(width)
         epsilon = self.config.norm_eps
         if self.config.form.norm == "rms":
             normed = self.rms_norm(x, ones)
         else:
             normed = self.graph.op("LayerNormalization", x, ones, axis=-1, epsilon=epsilon)
-        shape = [heads, *[1] * (apart - 1), self.config.head_dim]
-        weight = self.weight(f"{name}.weight", self.read(f"{name}.weight").reshape(shape))
-        return self.multiply(normed, weight)
+        weight = self.read(f"{name}.weight", heads, width)
+        shape = [heads, *[1] * (apart - 1), width]
+        return self.multiply(normed, self.weight(f"{name}.weight", array=weight.reshape(shape)))
 
     def activation(self, x: str, module: str) -> str:
         """Apply the model's activation to x; xielu also reads parameters of `module`."""
@@ -280,25 +286,26 @@ class Dialect(AttentionInputs):
         `head` names the output projection's weight.
         """
         rows = self.graph.op("Gather", hidden, self.logit_rows, axis=0)
-        bias = self.weight(HEAD_BIAS) if "lm_head" in self.config.form.biases else None
+        count, width = self.config.head_tokens or self.config.vocab_size, self.config.width
+        bias = self.weight(HEAD_BIAS, count) if "lm_head" in self.config.form.biases else None
         blocks, bits = None, self.forms.head_bits
         if self.forms.keeps_blocks:
             blocks = self.forms.read_blocks(head)
         elif bits is not None:
-            blocks = self.forms.round(head, self.read(head), bits)
+            blocks = self.forms.round(head, self.read(head, count, width), bits)
         if blocks is not None:
             logits = product(self, rows, head, blocks)
             logits = self.graph.op("Add", logits, bias) if bias else logits
         elif self.graph.has(head):
             logits = self.graph.op("Gemm", rows, head, *([bias] if bias else []), transB=1)
         else:
-            logits = self._gemm(rows, head, self.read(head), bias)
+            logits = self._gemm(rows, head, self.read(head, count, width), bias)
         logits = self.cap(self.scale(logits, self.config.logit_scale), self.config.logit_cap)
-        self._output("hidden_states", rows, self.config.embedding or self.config.hidden)
-        self._output("logits", logits, self.config.head_tokens or self.config.vocab_size)
+        self._output("hidden_states", rows, width)
+        self._output("logits", logits, count)
 
     def _gemm(self, x: str, name: str, weight: NDArray[np.float32], bias: str | None) -> str:
-        operands = [x, self.weight(name, weight), *([bias] if bias else [])]
+        operands = [x, self.weight(name, array=weight), *([bias] if bias else [])]
         return self.graph.op("Gemm", *operands, transB=1)
 
     def has_bias(self, name: str) -> bool:
@@ -307,19 +314,14 @@ class Dialect(AttentionInputs):
         inner = name if layer is None else name[layer.end() :]
         return wildcard_name(inner) in self.config.form.biases
 
-    def _norm_weight(self, name: str) -> str:
-        if self.config.form.learned_norms:
-            return self.weight(f"{name}.weight")
-        return self._ones(self.config.head_dim if name.endswith(HEAD_NORMS) else self.config.hidden)
-
     def _ones(self, width: int) -> str:
         """Write a vector of ones, the weight of a norm without weights."""
-        return self.weight(f"ones.{width}", np.ones(width, np.float32))
+        return self.weight(f"ones.{width}", array=np.ones(width, np.float32))
 
     def _xielu(self, x: str, name: str) -> str:
         """Compute α_p x² + βx above 0, and α_n (eᵐⁱⁿ⁽ˣ’ᵋ⁾ − 1 − x) + βx below (Apertus)."""
         op = self.graph.op
-        stated = (float(self.read(f"{name}.{part}").reshape(-1)[0]) for part in XIELU)
+        stated = (float(self.read(f"{name}.{part}", 1)[0]) for part in XIELU)
         alpha_p, alpha_n, beta, eps = stated
         positive, negative = (float(np.logaddexp(0.0, alpha)) for alpha in (alpha_p, alpha_n))
         above = self.scale(self.multiply(x, x), positive)

@@ -99,7 +99,7 @@ class FusedExperts(GroupedExperts):
         bias = ""
         if biased:
             values = np.stack([self._rows(name, j, "bias") for j in counts])
-            bias = self.weight(f"{name}.bias", values)
+            bias = self.weight(f"{name}.bias", array=values)
         if self.forms.bits is None:
             parts = (self._rows(name, j, "weight") for j in counts)
             size = (experts.count, rows, width)
@@ -126,7 +126,7 @@ class FusedExperts(GroupedExperts):
 
     def _rows(self, name: str, j: int, kind: str) -> NDArray[np.float32]:
         """Read the weight or bias of one expert; the rows of gate and up alternate."""
-        parts = [self.read(f"{part}.{kind}") for part in self._parts(name, j)]
+        parts = [self.source.tensor(f"{part}.{kind}") for part in self._parts(name, j)]
         if len(parts) == 1:
             return parts[0]
         return np.stack(parts, axis=1).reshape(-1, *parts[0].shape[1:])

@@ -8,6 +8,7 @@ times as long for one token with 8 experts, and even longer for more tokens (doc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from pilotfish.export.dialects.dialect import Dialect
@@ -39,14 +40,17 @@ class GroupedExperts(Dialect):
         routing = self._route(scores, experts, module)
         tokens = op("Div", routing.order, self.graph.constant(experts.chosen, "int64"))
         rows = op("Gather", x, tokens, axis=0)  # [P, hidden]
+        hidden, width = self.config.hidden, experts.width
         gate_up = self._project_by_expert(
-            rows, routing.sizes, experts, module, "gate_proj", "up_proj"
+            rows, hidden, routing.sizes, module, {"gate_proj": width, "up_proj": width}
         )
-        gate, up = self.split(gate_up, [experts.width] * 2)
+        gate, up = self.split(gate_up, [width] * 2)
         inner = self._gate(gate, up, experts, module)  # [P, width]
-        outputs = self._project_by_expert(inner, routing.sizes, experts, module, "down_proj")
+        outputs = self._project_by_expert(
+            inner, width, routing.sizes, module, {"down_proj": hidden}
+        )
         back = op("Gather", outputs, self._ranks(routing.order), axis=0)
-        by_token = self.reshape(back, [-1, experts.chosen, self.config.hidden])
+        by_token = self.reshape(back, [-1, experts.chosen, hidden])
         weights = op("Unsqueeze", routing.weights, self.graph.constant([2], "int64"))
         weighted = self.multiply(by_token, weights)
         return op("ReduceSum", weighted, self.graph.constant([1], "int64"), keepdims=0)
@@ -68,7 +72,7 @@ class GroupedExperts(Dialect):
         if self.float != "float32":
             weights = self.cast(weights, self.float)
         if experts.parallel_mlp:
-            scale = self.weight(f"{module}.router_scale")
+            scale = self.weight(f"{module}.router_scale", experts.count)
             weights = self.multiply(weights, op("Gather", scale, chosen))
         return _Routing(weights, self._ranks(pairs), sizes)
 
@@ -79,15 +83,16 @@ class GroupedExperts(Dialect):
         return self.graph.multi("TopK", values, size, names=names, axis=0, largest=0)[1]
 
     def _project_by_expert(
-        self, rows: str, sizes: str, experts: Experts, module: str, *parts: str
+        self, rows: str, width: int, sizes: str, module: str, parts: Mapping[str, int]
     ) -> str:
-        """Multiply each expert's part of `rows` [P, …] by that expert's modules `parts`."""
-        names = self.graph.new_names("Rows", experts.count)
+        """Multiply each expert's part of `rows` [P, width] by that expert's modules `parts`."""
+        assert self.config.experts is not None
+        names = self.graph.new_names("Rows", self.config.experts.count)
         rows_by_expert = self.graph.multi("Split", rows, sizes, names=names, axis=0)
-        outputs = [
-            self.linear(expert_rows, *(f"{module}.experts.{j}.{part}" for part in parts))
-            for j, expert_rows in enumerate(rows_by_expert)
-        ]
+        outputs = []
+        for j, expert_rows in enumerate(rows_by_expert):
+            modules = {f"{module}.experts.{j}.{part}": size for part, size in parts.items()}
+            outputs.append(self.linear(expert_rows, width, modules))
         return self.graph.op("Concat", *outputs, axis=0)
 
     def _gate(self, gate: str, up: str, experts: Experts, module: str) -> str:

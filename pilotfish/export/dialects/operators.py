@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,27 @@ from pilotfish.export.model_config import ModelConfig
 AXES_ARE_INPUTS = 18  # first opset in which the axes of reductions are inputs
 
 
+class WeightReader(Protocol):
+    """The part of the interface `WeightSource` that a dialect uses (`export.sources.source`)."""
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """Read one weight, dequantised."""
+        ...
+
+    def quantized(self, name: str) -> Quantized | None:
+        """Read one weight in its stored blocks; None if it is stored as floats."""
+        ...
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Read one weight in parts of a few consecutive rows."""
+        ...
+
+
 class Operators(ABC):
     """A writer of operators to a graph.
 
     Attributes:
+        source: the source of the weights.
         float: numpy's name of the graph's floating-point type.
         folds_offsets: whether blocks' offsets become zero points and further columns.
     """
@@ -28,13 +45,9 @@ class Operators(ABC):
     folds_offsets: ClassVar[bool] = False
 
     def __init__(
-        self,
-        graph: GraphWriter,
-        config: ModelConfig,
-        read: Callable[[str], NDArray[np.float32]],
-        floats: str,
+        self, graph: GraphWriter, config: ModelConfig, source: WeightReader, floats: str
     ) -> None:
-        self.graph, self.config, self.read, self.float = graph, config, read, floats
+        self.graph, self.config, self.source, self.float = graph, config, source, floats
 
     @abstractmethod
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:
@@ -65,11 +78,21 @@ class Operators(ABC):
         The result is the codes minus `zero_point`.
         """
 
-    def weight(self, name: str, array: NDArray[np.float32] | None = None) -> str:
-        """Write a weight in the graph's floating-point type, unless it is written already."""
+    def read(self, name: str, *shape: int) -> NDArray[np.float32]:
+        """Read a weight of this shape."""
+        weight = self.source.tensor(name)
+        if weight.shape != shape:
+            raise ValueError(f"{name} has shape {weight.shape}, but the network reads {shape}")
+        return weight
+
+    def weight(self, name: str, *shape: int, array: NDArray[np.float32] | None = None) -> str:
+        """Write a weight in the graph's floating-point type, unless it is written already.
+
+        array: its values; without it, the weight of this name and shape is read.
+        """
         if self.graph.has(name):
             return name
-        values = self.read(name) if array is None else array
+        values = self.read(name, *shape) if array is None else array
         return self.graph.weight(name, values.astype(self.float, copy=False))
 
     def add(self, x: str, y: str) -> str:

@@ -13,9 +13,9 @@ import numpy as np
 
 from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
+from pilotfish.export.dialects.operators import WeightReader
 from pilotfish.export.dialects.padded import PaddedAttention
 from pilotfish.export.dialects.pairs import update_state_by_pairs
-from pilotfish.export.dialects.weight_forms import WeightReader
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.graph import GraphWriter
 from pilotfish.export.model_config import ModelConfig

@@ -20,7 +20,7 @@ from functools import cached_property
 
 from pilotfish.engines.manifest import Precision
 from pilotfish.export.dialects.grouped_experts import GroupedExperts
-from pilotfish.export.dialects.weight_forms import WeightReader
+from pilotfish.export.dialects.operators import WeightReader
 from pilotfish.export.graph import GraphWriter
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.parts import Rope
@@ -91,7 +91,9 @@ class PaddedAttention(GroupedExperts):
         """Apply norm and rotation to q [B, heads, S, head_dim], in a layer without keys."""
         rope, heads = self.config.layer(layer).rope, self.config.heads_of(layer)
         if self.config.form.qk_norm is not None:
-            q = self.norm_heads(q, f"model.layers.{layer}.self_attn.q_norm", heads.queries, apart=2)
+            q = self.norm_heads(
+                q, f"model.layers.{layer}.self_attn.q_norm", heads.queries, heads.dim, apart=2
+            )
         return q if rope is None else self.rotate(q, rope, heads.dim)
 
     def _prepare(self, qk: str, layer: int) -> tuple[str, str]:
@@ -112,9 +114,9 @@ class PaddedAttention(GroupedExperts):
             for name, x, count in zip("qk", self.split(qk, sizes, axis=1), sizes, strict=True):
                 module = f"model.layers.{layer}.self_attn.{name}_norm"
                 if form.qk_norm_late:
-                    parts.append(self.norm_heads(rotate(x), module, count, apart=2))
+                    parts.append(self.norm_heads(rotate(x), module, count, heads.dim, apart=2))
                 else:
-                    parts.append(rotate(self.norm_heads(x, module, count, apart=2)))
+                    parts.append(rotate(self.norm_heads(x, module, count, heads.dim, apart=2)))
             q, k = parts
         return (self.multiply(q, self._query_factors) if config.query_growth else q), k
 
@@ -145,7 +147,7 @@ class PaddedAttention(GroupedExperts):
         """Return the learned sink scores of the stacked queries, [B, kv_heads, group · S, 1]."""
         heads, name = self.config.heads_of(layer), f"model.layers.{layer}.self_attn.sinks"
         shape = [1, heads.keys, heads.group, 1]
-        sinks = self.weight(name, self.read(name).reshape(shape))
+        sinks = self.weight(name, array=self.read(name, heads.queries).reshape(shape))
         return self.reshape(
             self.graph.op("Expand", sinks, self._sink_shape(heads)), [0, heads.keys, -1, 1]
         )

@@ -21,11 +21,6 @@ from pilotfish.export.graph import GraphWriter, pack_nibbles
 Weight = Quantized | NDArray[np.float32]
 
 
-def rows_of(weight: Weight) -> int:
-    """Return the number of rows of a weight."""
-    return len(weight.codes if isinstance(weight, Quantized) else weight)
-
-
 def projection(net: Operators, x: str, names: Sequence[str], weights: Sequence[Weight]) -> str:
     """Multiply x [T, K] by the transposed weights [N, K]; return the name of the result [T, ΣN].
 
@@ -53,7 +48,7 @@ def _joined_product(net: Operators, x: str, name: str, weights: Sequence[Weight]
     if blocks:
         return product(net, x, name, join(blocks))
     floats = np.concatenate([each for each in weights if not isinstance(each, Quantized)])
-    return net.graph.op("Gemm", x, net.weight(name, floats), transB=1)
+    return net.graph.op("Gemm", x, net.weight(name, array=floats), transB=1)
 
 
 def product(net: Operators, x: str, name: str, weight: Quantized) -> str:

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
+from pilotfish.export.dialects.operators import WeightReader
 from pilotfish.export.dialects.opset24 import Opset24
-from pilotfish.export.dialects.weight_forms import WeightReader
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.graph import GraphWriter, pack_nibbles
 from pilotfish.export.model_config import ModelConfig

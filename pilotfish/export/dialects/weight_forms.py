@@ -14,36 +14,20 @@ matrices that lose most in 4 bits. The precision int4 gives them 8 bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.manifest import HEADS, STORED, Precision
 from pilotfish.export.blocks import LARGEST, Quantized
+from pilotfish.export.dialects.operators import WeightReader
 from pilotfish.export.dialects.quantized_weights import Weight
 from pilotfish.export.quantize import quantize
 
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
 
 RoundMatrices = Callable[[str, Sequence[str], Sequence[NDArray[np.float32]]], list[Quantized]]
-
-
-class WeightReader(Protocol):
-    """The part of the interface `WeightSource` that a dialect uses (`export.sources.source`)."""
-
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """Read one weight, dequantised."""
-        ...
-
-    def quantized(self, name: str) -> Quantized | None:
-        """Read one weight in its stored blocks; None if it is stored as floats."""
-        ...
-
-    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read one weight in parts of a few consecutive rows."""
-        ...
 
 
 class WeightForms:

@@ -17,8 +17,7 @@ from pilotfish.engines.manifest import Source
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.source import PartOfSource, WeightSource
-from pilotfish.export.weight_sizes import LAYER
-from pilotfish.export.weights import EMBEDDING, HEAD, TOKEN_PROJECTION, TOKEN_TABLE
+from pilotfish.export.weights import EMBEDDING, HEAD, TOKEN_PROJECTION, TOKEN_TABLE, layer_of
 
 
 class FirstLayers(PartOfSource):
@@ -89,5 +88,4 @@ class FirstLayers(PartOfSource):
         return 0 if inputs is None else self._layers * inputs.width
 
     def _keeps(self, name: str) -> bool:
-        layer = LAYER.search(name)
-        return layer is None or int(layer[1]) < self._layers
+        return (layer_of(name) or 0) < self._layers

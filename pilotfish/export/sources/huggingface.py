@@ -43,7 +43,8 @@ from pilotfish.export.sources.stored import PlainTensor, StoredTensor, join_bloc
 from pilotfish.export.sources.tensor_names import Origin, TensorSlicer, find_weights, stored_name
 from pilotfish.export.sources.weight_check import FileSettings, check_weights
 from pilotfish.export.sources.wrapped import text_config, text_weights
-from pilotfish.export.weights import EMBEDDING, HEAD, shapes
+from pilotfish.export.weight_recorder import shapes
+from pilotfish.export.weights import EMBEDDING, HEAD
 
 log = logging.getLogger("pilotfish.export")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"

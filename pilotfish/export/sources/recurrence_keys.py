@@ -19,17 +19,20 @@ LINEAR = {
     "taps": "linear_conv_kernel_dim",
     "heads": "linear_num_value_heads",
     "value_dim": "linear_value_head_dim",
-    "values": "linear_num_value_heads · linear_value_head_dim =",
-    "channels": "linear_num_key_heads, linear_key_head_dim and linear_attn's values:",
+    "key_heads": "linear_num_key_heads",
+    "key_dim": "linear_key_head_dim",
 }
-
-
+SPACE = {
+    "taps": "mamba_d_conv",
+    "heads": "mamba_n_heads",
+    "value_dim": "mamba_d_head",
+    "key_heads": "mamba_n_groups",
+    "key_dim": "mamba_d_state",
+}
 SELECTIVE = {
     "taps": "conv_kernel",
     "key_dim": "state_size",
-    "values": "hidden_size · expand =",
-    "projected": "2 · hidden_size · expand =",
-    "low": "time_step_rank + 2 · state_size =",
+    "heads": "hidden_size · expand =",
     "space.rank": "time_step_rank",
 }
 
@@ -85,15 +88,7 @@ def recurrence_file_keys(keys: ClassKeys) -> Mapping[str, str]:
         return SELECTIVE
     if not keys.has("mamba_n_heads"):
         return LINEAR
-    sizes = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state")
-    heads, width, groups, state = (keys.class_key(key) for key in sizes)
-    return {
-        "taps": keys.class_key("mamba_d_conv"),
-        "heads": heads,
-        "values": f"{heads} · {width} =",
-        "channels": f"{heads} · {width} + 2 · {groups} · {state} =",
-        "projected": f"{heads}, {width}, {groups} and {state}:",
-    }
+    return {field: keys.class_key(key) for field, key in SPACE.items()}
 
 
 def _state_space(keys: ClassKeys) -> Recurrence:

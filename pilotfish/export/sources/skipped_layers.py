@@ -19,7 +19,7 @@ from pilotfish.engines.manifest import Source
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.source import PartOfSource, WeightSource
-from pilotfish.export.weight_sizes import LAYER
+from pilotfish.export.weights import LAYER, layer_of
 
 
 class SkippedLayers(PartOfSource):
@@ -59,7 +59,7 @@ class SkippedLayers(PartOfSource):
         return [
             _renumber(name, place[layer]) if layer is not None else name
             for name in self.whole.names()
-            if (layer := _layer(name)) is None or layer in place
+            if (layer := layer_of(name)) is None or layer in place
         ]
 
     def tensor(self, name: str) -> NDArray[np.float32]:
@@ -75,18 +75,12 @@ class SkippedLayers(PartOfSource):
         return self.whole.quantized(self._name_in_whole(name))
 
     def _name_in_whole(self, name: str) -> str:
-        layer = _layer(name)
+        layer = layer_of(name)
         if layer is None:
             return name
         if layer >= len(self._remaining):
             raise ExportError(f"{self.config.name} has no weight {name}")
         return _renumber(name, self._remaining[layer])
-
-
-def _layer(name: str) -> int | None:
-    """Return the index of the layer to which a weight belongs; None if it belongs to no layer."""
-    match = LAYER.search(name)
-    return None if match is None else int(match[1])
 
 
 def _renumber(name: str, layer: int) -> str:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from pilotfish.export.architectures import Names
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import Layer, ModelConfig
-from pilotfish.export.weight_sizes import LAYER, wildcard_name
-from pilotfish.export.weights import shapes
+from pilotfish.export.weight_recorder import shapes
+from pilotfish.export.weights import LAYER, wildcard_name
 
 T = TypeVar("T", np.float32, np.int64)
 LISTED = re.compile(r"(.*)\.(\d+)\.weight")

@@ -205,7 +205,7 @@ def _weights(config: ModelConfig, sharpness: float) -> dict[str, Floats]:
 
     A weight's name seeds its values, so they do not depend on the other weights.
     """
-    from pilotfish.export.weights import shapes
+    from pilotfish.export.weight_recorder import shapes
 
     weights = {}
     for name, shape in shapes(config).items():
