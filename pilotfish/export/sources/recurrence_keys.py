@@ -27,8 +27,8 @@ LINEAR = {
 SELECTIVE = {
     "taps": "conv_kernel",
     "key_dim": "state_size",
-    "values": "hidden_size · expand =",
-    "projected": "2 · hidden_size · expand =",
+    "values": "intermediate_size, by default hidden_size · expand,",
+    "projected": "2 · intermediate_size, by default 2 · hidden_size · expand,",
     "low": "time_step_rank + 2 · state_size =",
     "space.rank": "time_step_rank",
 }
@@ -120,12 +120,14 @@ def _selective(keys: ClassKeys) -> Recurrence:
         rank = -(-hidden // 16)
     else:
         rank = keys.fields.count("time_step_rank")
+    # intermediate_size overrides expand, which is wrong in published files of Falcon Mamba
+    width = keys.fields.count("intermediate_size", hidden * keys.count("expand"))
     epsilon = None
     if keys.has("mixer_rms_eps"):
         epsilon = keys.number("mixer_rms_eps", otherwise=1e-6)
     return Recurrence(
         taps=_taps(keys, "conv_kernel"),
-        heads=hidden * keys.count("expand"),
+        heads=width,
         key_heads=1,
         key_dim=keys.count("state_size"),
         value_dim=1,
