@@ -40,6 +40,20 @@ def compressed(
     return fields, lambda it: packers.compressed(it, bits, symmetric=symmetric)
 
 
+def auto_round(bits: int, style: str) -> tuple[Mapping[str, Any], Callable[[Rounded], Tensors]]:
+    """As AutoRound writes it: GPTQ's first format without g_idx, or AWQ."""
+    fields = {"quant_method": "auto-round", "bits": bits, "group_size": 32, "data_type": "int",
+              "packing_format": f"auto_round:auto_{style}", "sym": False}  # fmt: skip
+    if style == "awq":
+        return fields, packers.awq
+
+    def pack(matrix: Rounded) -> Tensors:
+        tensors = packers.gptq(matrix, bits, one_less=True)
+        return {part: each for part, each in tensors.items() if part != "g_idx"}
+
+    return fields, pack
+
+
 AWQ = ({"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}, packers.awq)
 WAYS: dict[str, Way] = {
     "gptq": (*gptq(4, "gptq"), 4, True, False),
@@ -47,6 +61,9 @@ WAYS: dict[str, Way] = {
     "gptq, act-order": (*gptq(4, "gptq"), 4, False, True),
     "gptq v2, 8 bits": (*gptq(8, "gptq_v2"), 8, False, False),
     "awq": (*AWQ, 4, False, False),
+    "AutoRound": (*auto_round(4, "gptq"), 4, False, False),
+    "AutoRound, 8 bits": (*auto_round(8, "gptq"), 8, True, False),
+    "AutoRound, as AWQ": (*auto_round(4, "awq"), 4, False, False),
     "compressed-tensors": (*compressed(4, True), 4, True, False),
     "compressed-tensors, asymmetric": (*compressed(8, False), 8, False, True),
 }
@@ -255,6 +272,20 @@ def test_damaged_matrices_are_refused(
     assert not (tmp_path / "a").exists()
 
 
+def test_matrices_of_autoround_may_have_other_bits_each(tmp_path: Path) -> None:
+    """Without g_idx, nothing but the tensors says so."""
+    path, matrices = checkpoint(tmp_path / "m", "AutoRound")
+    tensors = projections(matrices, WAYS["AutoRound"][1])
+    rows, width = matrices["model.layers.0.mlp.up_proj.weight"].codes.shape
+    wide = random_matrix(np.random.default_rng(1), rows, width, bits=8, group=32, symmetric=False)
+    for part, each in WAYS["AutoRound, 8 bits"][1](wide).items():
+        tensors[f"model.layers.0.mlp.up_proj.{part}"] = each
+    write_packed(path, SIZES, WAYS["AutoRound"][0], tensors)
+    source = open_source(str(path))
+    for name, matrix in {**matrices, "model.layers.0.mlp.up_proj.weight": wide}.items():
+        np.testing.assert_array_equal(source.tensor(name), matrix.floats())
+
+
 def test_zero_points_of_a_byte_each_are_refused(tmp_path: Path) -> None:
     """As compressed-tensors wrote them before it packed them: not what lies in words."""
     reply, packer, *_ = WAYS["compressed-tensors, asymmetric"]
@@ -311,6 +342,11 @@ def test_blocks_of_compressed_tensors_have_the_size_that_is_stated(tmp_path: Pat
           "transform_config": {"config_groups": {"R4": {"type": "hadamard"}}}},
          "transform_config"),
         ({"quant_method": "gptq", "bits": 4}, "no matrix is"),
+        ({"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round"},
+         "packing_format"),
+        ({"quant_method": "auto-round", "bits": 4, "act_bits": 8}, "act_bits"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "data_type"),
+        ({"quant_method": "auto-round", "bits": 2}, "bits"),
     ],
 )  # fmt: skip
 def test_settings_that_say_another_model_are_refused(

@@ -196,7 +196,6 @@ def test_keys_that_a_class_takes_otherwise_are_refused(change: dict[str, Any], n
         ({"auto_map": {"AutoModel": "modeling.Mine"}}, "keys: .*auto_map"),
         ({"is_causal": False}, "is_causal is False, but only True"),
         ({"is_causal": None}, "is_causal is None, but only True"),
-        ({"pretraining_tp": 2}, "pretraining_tp is 2, but only 1"),
         ({"sliding_window": 64}, "sliding_window is 64"),
         ({"num_local_experts": 4}, "num_local_experts is 4"),
         ({"per_layer_config": {"0": {}}}, "per_layer_config"),

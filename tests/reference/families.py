@@ -160,7 +160,7 @@ def wrapped(
     model_type: str, text_type: str, text: dict[str, Any], vision: dict[str, Any]
 ) -> Family:
     """A text model within one that sees, too."""
-    tied = bool(text.get("tie_word_embeddings", model_type in {"gemma3", "gemma4"}))
+    tied = bool(text.get("tie_word_embeddings", model_type.startswith("gemma")))
     settings = {
         "text_config": text | {"model_type": text_type, "tie_word_embeddings": tied},
         "vision_config": vision,
@@ -186,6 +186,11 @@ QWEN_VL = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 
            "out_hidden_size": 64, "num_position_embeddings": 16,
            "deepstack_visual_indexes": [0]}  # fmt: skip
 
+QWEN2_VL = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4}
+UNIFIED_VISION = {"model_type": "gemma4_unified_vision", "patch_size": 4, "mm_embed_dim": 32,
+                  "mm_posemb_size": 64, "output_proj_dims": 64}  # fmt: skip
+MROPE = rope(theta=1e6, mrope_section=[4, 2, 2])
+
 # Names say what is particular, or whose flags these are.
 FAMILIES: dict[str, Family] = {
     "llama": Family("llama", R),
@@ -207,6 +212,11 @@ FAMILIES: dict[str, Family] = {
     "qwen2-windowed": windowed("qwen2", R | {
         "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}),
     "qwen2-yarn": Family("qwen2", R | YARN),
+    "internlm3": Family("internlm3", R | BIASED | {"head_dim": 32}),
+    "iquestcoder": Family("iquestcoder", R | {"head_dim": 32} | rope(theta=5e5)),
+    "cwm": windowed("cwm", R | LLAMA3 | {
+        "head_dim": 16, "sliding_window": WINDOW, "num_hidden_layers": 4,
+        "layer_types": FOUR[::-1]}),
     "qwen3-0.6b": Family("qwen3", R | WIDE | TIED | rope(theta=1e6), "qknorm"),
     "qwen3-8b": Family("qwen3", R | UNTIED | {"head_dim": 16, "attention_bias": True}, "qknorm"),
     "gemma": Family("gemma", R | WIDE | {"num_key_value_heads": 1}),
@@ -229,6 +239,8 @@ FAMILIES: dict[str, Family] = {
         "num_experts": 4, "moe_intermediate_size": 32,
         "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
         "enable_moe_block": True, "top_k_experts": 2}, "qknorm experts"),
+    "gemma4-12b": windowed("gemma4_unified_text", GEMMA4 | {
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1}, "qknorm"),
     "gemma3n": windowed("gemma3n_text", R | PATTERN | TOLD | SPARSE | {
         "head_dim": 16, "num_hidden_layers": 5, "layer_types": (TWO * 3)[1:],
         "num_kv_shared_layers": 2, "intermediate_size": [96, 96, 96, 160, 96]}, "qknorm"),
@@ -340,12 +352,18 @@ FAMILIES: dict[str, Family] = {
     "gemma4-vision": wrapped("gemma4", "gemma4_text", GEMMA4 | TOLD | {
         "pad_token_id": 1,
         "num_kv_shared_layers": 2, "layer_types": TWO * 2}, GEMMA4_VISION),
+    "gemma4-12b-vision": wrapped("gemma4_unified", "gemma4_unified_text", GEMMA4 | {
+        "pad_token_id": 1, "num_kv_shared_layers": 1, "layer_types": TWO * 2}, UNIFIED_VISION),
     "gemma3-vision": wrapped("gemma3", "gemma3_text", GEMMA | WIDE | PATTERN
                              | by_layer(rope("linear", 1e6, factor=8.0)), SIGLIP),
     "mistral3-ministral3": wrapped("mistral3", "ministral3", R | WIDE | TIED | MINISTRAL,
                                    PIXTRAL),
     "mistral3-mistral": wrapped("mistral3", "mistral", R | UNTIED | WIDE | {
         "sliding_window": None}, PIXTRAL),
+    "qwen2-vl": wrapped("qwen2_vl", "qwen2_vl_text", R | UNTIED | MROPE, QWEN2_VL),
+    "qwen2.5-vl": wrapped("qwen2_5_vl", "qwen2_5_vl_text", R | TIED | MROPE, QWEN_VL),
+    "exaone4.5": wrapped("exaone4_5", "exaone4", R | UNTIED | PATTERN | LLAMA3, QWEN_VL | {
+        "num_key_value_heads": 2}),
     "qwen3-vl": wrapped("qwen3_vl", "qwen3_vl_text", R | TIED | {"head_dim": 16}
                         | rope(mrope_section=[4, 2, 2], mrope_interleaved=True), QWEN_VL),
     "llava": wrapped("llava", "llama", R, CLIP),

@@ -133,6 +133,7 @@ class Architecture:
         windows: layers with the sliding window: none; all; by layer_types ("listed"); or, if
         use_sliding_window is true, by layer_types or from max_window_layers on ("switched").
         full_every: n: if layer_types is absent, every n-th layer has no window.
+        full_first: whether these are layers 0, n, 2n …, instead of n − 1, 2n − 1 ….
         full_last: whether the last layer never has a window.
         shares_kv: whether the last layers may read the keys and values of earlier layers
             (`num_kv_shared_layers`).
@@ -146,7 +147,6 @@ class Architecture:
         with_experts: entry that replaces this one if the number of experts is not 0.
         rope_by_type: whether rotary parameters are stated per type of layer. If so, `rope_scaling`
         applies only to layers without a window.
-        must_state: keys that a file must state, because another architecture has their defaults.
         not_null: keys that a file may omit, but not set to null.
         activations: name of an activation that has another meaning in this class → its meaning.
         rotations: supported kinds of rotary scaling; None = all.
@@ -176,6 +176,7 @@ class Architecture:
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     windows: Literal["none", "all", "listed", "switched"] = "none"
     full_every: int | None = None
+    full_first: bool = False
     full_last: bool = False
     shares_kv: bool = False
     global_heads: bool = False
@@ -184,7 +185,6 @@ class Architecture:
     states: Mapping[str, Kind] = field(default_factory=dict)
     one_part: bool = False
     rope_by_type: bool = False
-    must_state: tuple[str, ...] = ()
     not_null: tuple[str, ...] = ()
     activations: Mapping[str, Activation] = field(default_factory=dict)
     rotations: tuple[str, ...] | None = None

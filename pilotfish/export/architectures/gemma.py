@@ -193,6 +193,29 @@ GEMMA4 = Architecture(
         },
     ),
 )
+GEMMA4_UNIFIED = replace(
+    GEMMA4,
+    models="Gemma 4 12B",
+    keys={
+        **{
+            key: value
+            for key, value in GEMMA4.keys.items()
+            if not key.endswith("per_layer_input") and "expert" not in key and "moe" not in key
+        },
+        "max_position_embeddings": 262144,
+        "sliding_window": 1024,
+    },
+    key_names={"hidden_act": "hidden_activation"},
+    # Files may have Gemma 4's keys of parts that this class does not have.
+    inert=GEMMA4.inert | {"vocab_size_per_layer_input"},
+    neutral={
+        **GEMMA4.neutral,
+        "hidden_size_per_layer_input": (0, None),
+        "enable_moe_block": (False,),
+    },
+    mixture=None,
+    names=BOTH_SIDES,
+)
 GEMMA3N = replace(
     GEMMA4,
     models="Gemma 3n: E2B, E4B",
@@ -233,6 +256,7 @@ GEMMAS: dict[str, Architecture] = {
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
     "gemma4_text": GEMMA4,
+    "gemma4_unified_text": GEMMA4_UNIFIED,
     "gemma3n_text": GEMMA3N,
     "vaultgemma": replace(
         GEMMA2,

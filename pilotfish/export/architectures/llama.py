@@ -5,7 +5,9 @@ Defaults equal those of transformers' configuration classes (tests/reference/tes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from pilotfish.export.architectures.architecture import (
     ALL,
@@ -16,6 +18,7 @@ from pilotfish.export.architectures.architecture import (
     Architecture,
     Gguf,
     Names,
+    Stated,
 )
 from pilotfish.export.model_config import Form
 
@@ -29,12 +32,29 @@ OUT_NORMS = Names(
 WINDOW = {"sliding_window": None, "layer_types": None}
 SWITCHED = {**WINDOW, "use_sliding_window": False, "max_window_layers": 28}
 BY_HEAD = Form(qk_norm="head")
+# Keys of the multi-token-prediction head, which is not exported.
+MTP = frozenset({"_num_mtp_layers", "num_nextn_predict_layers", "mtp_loss_scaling_factor",
+                 "mtp_share_layers"})  # fmt: skip
 SCALED = {
     "embedding_multiplier": 1.0,
     "logits_scaling": 1.0,
     "residual_multiplier": 1.0,
     "attention_multiplier": 1.0,
 }
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def _internlm3(stated: Stated) -> Mapping[str, Any]:
+    if stated("attention_bias") != stated("mlp_bias"):
+        raise ValueError("qkv_bias and bias differ, which transformers does not support either")
+    return {}
+
 
 LLAMA = Architecture(
     models="Llama 2 to 3.3, SmolLM 1 and 2, TinyLlama, Falcon 3, Yi, DeepSeek-R1-Distill-Llama",
@@ -62,6 +82,20 @@ QWEN2 = Architecture(
     windows="switched",
     gguf=Gguf(name="qwen2"),
 )
+QWEN2_VL = replace(
+    QWEN2,
+    keys={
+        **{key: QWEN2.keys[key] for key in QWEN2.keys if key != "head_dim"},
+        "num_key_value_heads": 8,
+        "max_window_layers": 80,
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-5,
+    },
+    # Keys of images, in text_config or in flat files.
+    inert=frozenset({"vision_config", "image_token_id", "video_token_id", "vision_token_id",
+                     "vision_start_token_id", "vision_end_token_id"}),
+    gguf=None,
+)  # fmt: skip
 QWEN3 = Architecture(
     models="Qwen 3 dense",
     keys={
@@ -92,8 +126,42 @@ GRANITE_GGUF = Gguf(
 )
 GRANITE = replace(LLAMA, models="Granite 3", keys={**LLAMA.keys, **SCALED}, gguf=GRANITE_GGUF)
 
+WIDE = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5}
 RELATIVES: dict[str, Architecture] = {
     "llama": LLAMA,
+    "internlm3": replace(
+        LLAMA,
+        models="InternLM 3",
+        keys={**LLAMA.keys, **WIDE},
+        aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+        inert=frozenset({"auto_map"}),
+        vary=_internlm3,
+        gguf=None,
+    ),
+    "iquestcoder": replace(
+        LLAMA,
+        models="IQuest-Coder V1",
+        keys={**LLAMA.keys, **WIDE, "num_key_value_heads": 8},
+        inert=frozenset({"auto_map", "max_window_layers", "sliding_window"}),
+        neutral={"clip_qkv": (None,), "use_sliding_window": (False,)},
+        gguf=None,
+    ),
+    "cwm": replace(
+        MISTRAL,
+        models="Code World Model (CWM)",
+        keys={
+            **MISTRAL.keys,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "sliding_window": 8192,
+        },
+        windows="listed",
+        full_first=True,
+        full_every=4,
+        rope_default={**LLAMA3_ROPE, "rope_theta": 1e6, "factor": 16.0},
+        gguf=None,
+    ),
     "mistral": MISTRAL,
     "ministral": replace(MISTRAL, models="Ministral 8B", windows="listed", gguf=None),
     "ministral3": replace(
@@ -126,12 +194,8 @@ RELATIVES: dict[str, Architecture] = {
         gguf=Gguf(name="mistral3", when="attention.temperature_scale", interleaved=True),
     ),
     "qwen2": QWEN2,
-    "qwen2_5_vl_text": replace(
-        QWEN2,
-        models="the text of Qwen2.5-VL",
-        keys={**QWEN2.keys, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
-        gguf=None,
-    ),
+    "qwen2_vl_text": replace(QWEN2_VL, models="the text of Qwen2-VL"),
+    "qwen2_5_vl_text": replace(QWEN2_VL, models="the text of Qwen2.5-VL, olmOCR 2"),
     "qwen3": QWEN3,
     "qwen3_vl_text": replace(
         QWEN3,
@@ -154,7 +218,6 @@ RELATIVES: dict[str, Architecture] = {
             "rope_theta": 2e6,
             "tie_word_embeddings": True,
         },
-        inert=frozenset({"pretraining_tp"}),
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
         windows="switched",
         unrotated="listed",
@@ -181,7 +244,7 @@ RELATIVES: dict[str, Architecture] = {
     ),
     "granite": GRANITE,
     "exaone4": Architecture(
-        models="EXAONE 4",
+        models="EXAONE 4 and the text of 4.5",
         keys={
             **DECODER,
             "num_key_value_heads": 32,
@@ -191,6 +254,7 @@ RELATIVES: dict[str, Architecture] = {
             "layer_types": None,
             "sliding_window_pattern": 4,
         },
+        inert=MTP,
         form=Form(norms=SANDWICH, qk_norm="head"),
         windows="listed",
         full_every=4,
@@ -241,14 +305,7 @@ RELATIVES: dict[str, Architecture] = {
             "rope_theta": 12e6,
             "attention_bias": False,
         },
-        rope_default={
-            "rope_type": "llama3",
-            "rope_theta": 12e6,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        },
+        rope_default={**LLAMA3_ROPE, "rope_theta": 12e6, "factor": 8.0},
         form=Form(qk_norm="head", gated=False),
         biases={"attention_bias": ATTENTION},
         names=Names(

@@ -103,7 +103,7 @@ MAMBA = Architecture(
     },
     key_names={"rms_norm_eps": "layer_norm_epsilon", "hidden_act": ""},
     inert=INITIAL - {"expand", "time_step_rank"} | {
-        "intermediate_size", "time_step_init_scheme", "time_step_scale", "use_mambapy",
+        "time_step_init_scheme", "time_step_scale", "use_mambapy",
         "use_associative_scan",
     },
     neutral={"hidden_act": ("silu",), **UNSCALED},

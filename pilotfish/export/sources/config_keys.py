@@ -18,6 +18,7 @@ INERT = frozenset({
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
     "decoder_start_token_id", "tokenizer_class", "prefix", "problem_type", "id2label",
     "label2id", "num_labels", "finetuning_task", "task_specific_params", "is_llama_config",
+    "pretraining_tp",
     "transformers.js_config", "max_sequence_length", "unsloth_version", "unsloth_fixed",
     # Sampling settings, which do not change the model's distribution.
     "max_length", "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams",
@@ -40,7 +41,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "pruned_heads": ({}, None),
     "chunk_size_feed_forward": (0,),
     "per_layer_config": (None,),
-    "pretraining_tp": (1,),
     "sliding_window": (None,),
     "use_sliding_window": (False,),
     "layer_types": (None,),

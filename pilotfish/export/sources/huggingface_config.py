@@ -67,12 +67,6 @@ class Description:
         fields.mark_read("model_type")
         fields.mark_read("quantization_config")
         self.packing = _read_packing(fields, architecture)
-        for key in architecture.must_state:
-            if fields.values.get(key) is None:
-                raise fields.error(
-                    f"{key} is missing: this file must state it, because its default belongs "
-                    "to another architecture"
-                )
         for key in architecture.not_null:
             if fields.values.get(key, key) is None:
                 raise fields.error(f"{key} is null, but must be of type float")

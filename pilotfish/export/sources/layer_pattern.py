@@ -196,7 +196,8 @@ def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str
         else:
             windowed = [i >= first for i in range(layers)]
     else:
-        windowed = [every is None or bool((i + 1) % every) for i in range(layers)]
+        last = 0 if architecture.full_first else 1
+        windowed = [every is None or bool((i + last) % every) for i in range(layers)]
         windowed[-1] = windowed[-1] and not architecture.full_last
     return [SLIDING if each and window is not None else FULL for each in windowed]
 

@@ -2,7 +2,7 @@
 
 In: the tensors of a module; b: bits per code, G: number of groups of columns.
 
-    gptq    qweight i32 [K·b/32, N], qzeros i32 [G, N·b/32], scales [G, N], g_idx [K]
+    gptq    qweight i32 [K·b/32, N], qzeros i32 [G, N·b/32], scales [G, N], g_idx [K] or none
     awq     qweight i32 [K, N/8], qzeros i32 [G, N/8], scales [G, N]; the eight codes of an i32 are
             in the order 0 2 4 6 1 3 5 7
     compressed-tensors
@@ -89,7 +89,7 @@ class PackedMatrix:
         if self._kind == "qweight" and len(stored) == 2:
             if self._packing.method == "awq":
                 return stored[1] * 8, stored[0]
-            return stored[1], stored[0] * 32 // self._bits(stored[0])
+            return stored[1], stored[0] * 32 // self._bits()
         if self._kind == "weight_packed":
             rows, columns = self._ints("weight_shape").tolist()
             return int(rows), int(columns)
@@ -118,7 +118,7 @@ class PackedMatrix:
 
     def _gptq(self) -> Quantized:
         words = self._ints("qweight")
-        bits = self._bits(len(words))
+        bits = self._bits()
         zeros = unpack(self._ints("qzeros"), bits).T
         if self._packing.one_less:
             if (zeros == 2**bits - 1).any():
@@ -229,12 +229,10 @@ class PackedMatrix:
             values[i * high : (i + 1) * high] *= np.repeat(row, wide)[: values.shape[1]]
         return values
 
-    def _bits(self, packed_rows: int) -> int:
+    def _bits(self) -> int:
         """Return the bits per code, which may differ between modules in GPTQ."""
-        if "g_idx" not in self._parts:
-            return self._packing.bits
-        [width] = self._shape("g_idx") or (0,)
-        bits = packed_rows * 32 // max(width, 1)
+        zeros, scales = self._ints("qzeros").shape, self._shape("scales")
+        bits = zeros[-1] * 32 // max(scales[-1], 1) if zeros and scales else 0
         if bits not in (4, 8):
             raise self._mismatch()
         return bits

@@ -1,7 +1,7 @@
 """Read `quantization_config` in config.json: the quantisation of a checkpoint's matrices.
 
-GPTQ, AWQ and compressed-tensors have blocks of integers, which `--precision stored` keeps. fp8 is
-dequantised, because no kernel supports it.
+GPTQ, AWQ, AutoRound and compressed-tensors have blocks of integers, which `--precision stored`
+keeps. fp8 is dequantised, because no kernel supports it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ class Packing:
 
     Attributes:
         method: quantisation method, which decides names and layouts of tensors.
-        bits: bits per code, for matrices with tensors that do not imply this number.
         one_less: whether stored zero points are reduced by one (GPTQ's first format).
         float8_block: rows and columns of a block, for fp8 with a scale per block.
     """
 
     method: Literal["gptq", "awq", "compressed-tensors", "fp8"]
-    bits: int = 4
     one_less: bool = False
     float8_block: tuple[int, int] = (FLOAT8_BLOCK, FLOAT8_BLOCK)
 
@@ -53,7 +51,12 @@ def read_packing(stated: Any, where: str, *, gguf: bool = True) -> Packing | Non
     if not isinstance(stated, dict):
         raise ExportError(f"{where}: quantization_config is {stated!r}, but must be an object")
     method = stated.get("quant_method")
-    readers = {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}
+    readers = {
+        "gptq": _gptq,
+        "awq": _awq,
+        "auto-round": _auto_round,
+        "compressed-tensors": _compressed,
+    }
     if isinstance(method, str) and method in readers:
         return readers[method](stated, where)
     if method in ("fp8", "fbgemm_fp8"):
@@ -70,14 +73,30 @@ def _gptq(stated: Mapping[str, Any], where: str) -> Packing:
     _expect(where, "checkpoint_format", version, ("gptq", "gptq_v2"))
     _expect(where, "bits", stated.get("bits"), WIDTHS)
     _expect(where, "pack_dtype", stated.get("pack_dtype", "int32"), ("int32",))
-    return Packing("gptq", stated["bits"], one_less=version == "gptq")
+    return Packing("gptq", one_less=version == "gptq")
 
 
 def _awq(stated: Mapping[str, Any], where: str) -> Packing:
     _expect(where, "version", str(stated.get("version", "gemm")).lower(), ("gemm",))
     bits = stated.get("bits", stated.get("w_bit", 4))
     _expect(where, "bits", bits, (4,))
-    return Packing("awq", bits)
+    return Packing("awq")
+
+
+def _auto_round(stated: Mapping[str, Any], where: str) -> Packing:
+    """Read AutoRound's settings; its matrices are packed as in GPTQ's first format, or as in AWQ.
+
+    The format "auto_round" is refused: files differ in whether their zero points are reduced.
+    """
+    style = stated.get("packing_format", "auto_round:auto_gptq")
+    _expect(where, "packing_format", style, tuple(AUTO_ROUND))
+    _expect(where, "data_type", stated.get("data_type", "int"), ("int",))
+    _expect(where, "act_bits", stated.get("act_bits") or 16, (16, 32))
+    return AUTO_ROUND[style](stated, where)
+
+
+AUTO_ROUND = {"auto_round:auto_gptq": _gptq, "auto_round:gptq": _gptq,
+              "auto_round:auto_awq": _awq, "auto_round:awq": _awq}  # fmt: skip
 
 
 def _compressed(stated: Mapping[str, Any], where: str) -> Packing:

@@ -32,7 +32,7 @@ SPACE = {
 SELECTIVE = {
     "taps": "conv_kernel",
     "key_dim": "state_size",
-    "heads": "hidden_size · expand =",
+    "heads": "intermediate_size, by default hidden_size · expand,",
     "space.rank": "time_step_rank",
 }
 
@@ -115,12 +115,14 @@ def _selective(keys: ClassKeys) -> Recurrence:
         rank = -(-hidden // 16)
     else:
         rank = keys.fields.count("time_step_rank")
+    # intermediate_size overrides expand, which is wrong in published files of Falcon Mamba
+    width = keys.fields.count("intermediate_size", hidden * keys.count("expand"))
     epsilon = None
     if keys.has("mixer_rms_eps"):
         epsilon = keys.number("mixer_rms_eps", otherwise=1e-6)
     return Recurrence(
         taps=_taps(keys, "conv_kernel"),
-        heads=hidden * keys.count("expand"),
+        heads=width,
         key_heads=1,
         key_dim=keys.count("state_size"),
         value_dim=1,

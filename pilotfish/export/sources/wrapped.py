@@ -1,4 +1,8 @@
-"""Select the text model of a multimodal checkpoint: its configuration and its weights."""
+"""Select the text model of a multimodal checkpoint: its configuration and its weights.
+
+The configuration is `text_config`; older files of Qwen2-VL and Qwen2.5-VL have its keys at the top
+level.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +15,31 @@ from pilotfish.export.export_errors import ExportError
 # model_type of a wrapper → default model_type of its text_config.
 TEXT_TYPES = {
     "aya_vision": "cohere2",
+    "exaone4_5": "exaone4",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "idefics3": "llama",
     "llava": "llama",
     "llava_next": "llama",
     "mistral3": "mistral",
     "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen2_vl": "qwen2_vl_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "qwen3_vl": "qwen3_vl_text",
     "smolvlm": "llama",
 }
+FLAT = ("qwen2_vl", "qwen2_5_vl")  # wrappers whose files may lack text_config
+RENAMED = {"exaone4_5_text": "exaone4"}  # model_type in older files → in newer files
+# Prefix of the text model's weights in a file → in a text model.
 INSIDE = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("model.text_model.", "model."),
     ("language_model.", ""),
+    *((f"model.{part}.", f"model.{part}.") for part in ("embed_tokens", "layers", "norm")),
 )
 HEADS = ("lm_head.",)
 OUTER_KEYS = ("bos_token_id", "eos_token_id", "quantization_config")
@@ -40,10 +51,13 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     Raises:
         ExportError: if wrapper and text model contradict each other.
     """
-    inner = values.get("text_config")
-    if not isinstance(inner, dict) or values.get("model_type") in ARCHITECTURES:
+    inner, outer_type = values.get("text_config"), str(values.get("model_type"))
+    if inner is None and outer_type in FLAT:
+        return {**values, "model_type": TEXT_TYPES[outer_type]}
+    if not isinstance(inner, dict) or outer_type in ARCHITECTURES:
         return None
-    config = {"model_type": TEXT_TYPES.get(str(values.get("model_type")), ""), **inner}
+    config = {"model_type": TEXT_TYPES.get(outer_type, ""), **inner}
+    config["model_type"] = RENAMED.get(config["model_type"], config["model_type"])
     key = "tie_word_embeddings"
     tied = [each[key] for each in (values, inner) if key in each]
     if len(set(map(str, tied))) > 1:
