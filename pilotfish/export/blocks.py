@@ -106,6 +106,21 @@ class Quantized:
             zeros=None if self.zeros is None else self.zeros[rows],
         )
 
+    def take_columns(self, columns: NDArray[np.int64]) -> Quantized:
+        """Return these columns, of a weight without `order`; whole blocks are moved as they are."""
+        starts = columns.reshape(-1, self.block)[:, :1]
+        if (columns.reshape(-1, self.block) != starts + np.arange(self.block)).any() or (
+            starts % self.block
+        ).any():
+            return replace(self, order=np.argsort(columns))
+        blocks = starts[:, 0] // self.block
+        return replace(
+            self,
+            codes=self.codes[:, columns],
+            scales=self.scales[:, blocks],
+            offsets=None if self.offsets is None else self.offsets[:, blocks],
+        )
+
     def fits(self, other: Quantized) -> bool:
         """Whether the rows of the two weights can be stacked into one weight."""
         if (self.bits, self.block) != (other.bits, other.block):

@@ -56,7 +56,9 @@ def test_a_file_is_the_checkpoint_that_it_was_made_of(tmp_path: Path, family: st
         assert plain_numbers(value) == wanted[field], field
     assert set(file.names()) == set(checkpoint.names())
     for name in checkpoint.names():
-        np.testing.assert_array_equal(file.tensor(name), checkpoint.tensor(name), name)
+        rounding = 1e-6 if name.endswith("A_log") else 0  # files have exponentials
+        result, wanted = file.tensor(name), checkpoint.tensor(name)
+        np.testing.assert_allclose(result, wanted, rtol=rounding, err_msg=name)
 
 
 def plain_numbers(value: Any) -> Any:
@@ -152,6 +154,8 @@ def test_each_key_is_followed_or_refused(tmp_path: Path, family: str) -> None:
     }
     if kind != "yarn" and "rope_factors_long.weight" not in extra:
         unused.add("rope.scaling.original_context_length")
+    if "attention.recurrent_layers" in stated:
+        unused |= {"full_attention_interval", "rope.dimension_sections"}
     for key, value in stated.items():
         changed = stated | {key: flipped(value)}
         info = refusal(file, changed)

@@ -66,6 +66,37 @@ LAMBDA = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 3
           "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
           "original_max_position_embeddings": 64}  # fmt: skip
 
+LINEAR = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    **rope(theta=1e7, partial_rotary_factor=0.25, mrope_section=[1, 1, 0]),
+}
+SPARSE = {key: value for key, value in (R | LINEAR | EXPERTS).items() if key != "intermediate_size"}
+CONV = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+    "tie_word_embeddings": True,
+    **rope(theta=1e6),
+}
+GEMMA4 = R | EIGHT | {
+    "vocab_size": 261,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
+    "final_logit_softcapping": 30.0,
+    "hidden_size_per_layer_input": 0,
+} | each(rope("proportional", 1e6, partial_rotary_factor=0.25), rope(theta=1e4))
+PER_LAYER = {
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 261,
+    "num_kv_shared_layers": 4,
+}
+TIED_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama 3.2": ("llama", R | LLAMA3 | TIED),
     "Granite code": ("llama", R | BIASED | TIED),
@@ -127,6 +158,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-oss": ("gpt_oss", R | LOCAL | {"head_dim": 16, "sliding_window": 16, **rope(
         "yarn", 1e6, factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
         original_max_position_embeddings=128)}),
+    "LFM2": ("lfm2", R | CONV | {"norm_eps": 1e-5}),
+    "LFM2.5": ("lfm2", R | CONV | {"block_auto_adjust_ff_dim": False}),
+    "Qwen 3.5": ("qwen3_5_text", R | LINEAR | TIED),
+    "Qwen 3.5, equal heads": ("qwen3_5_text", R | LINEAR | {"linear_num_value_heads": 2}),
+    "Qwen 3.5 MoE": ("qwen3_5_moe_text", SPARSE | {"shared_expert_intermediate_size": 48}),
+    "Qwen3-Next": ("qwen3_next", R | LINEAR | EXPERTS | {
+        "shared_expert_intermediate_size": 48, "norm_topk_prob": True, **rope(
+            theta=1e7, partial_rotary_factor=0.25)}),
+    "Gemma 4 E2B": ("gemma4_text", GEMMA4 | PER_LAYER | {"use_double_wide_mlp": True}),
+    "Gemma 4 E4B": ("gemma4_text", GEMMA4 | PER_LAYER),
+    "Gemma 4 31B": ("gemma4_text", GEMMA4 | TIED_VALUES),
+    "Gemma 4 26B-A4B": ("gemma4_text", GEMMA4 | TIED_VALUES | {
+        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+        "moe_intermediate_size": 32}),
 }  # fmt: skip
 # What published files say and transformers does not write again, for the converter alone.
 SAID = {
@@ -179,7 +224,7 @@ def _convert(family: str, folder: Path) -> dict[str, Any]:
             for key, value in metadata.items()
             if key.startswith(f"{architecture}.")
         },
-        "stored": by_layer(shapes, prefix),
+        "stored": by_layer(shapes, prefix, layers),
         "extra": extra,
         "tensors": checksums(tensors),
     }
@@ -196,6 +241,7 @@ def _run_converter(folder: Path, message: dict[str, Any]) -> tuple[dict[str, Any
 
     stated = ModelBase.load_hparams(folder, False) | message
     kind = get_model_class(get_model_architecture(stated, ModelType.TEXT))
+    kind.no_mtp = True  # transformers does not save the multi-token-prediction head
     load = ModelBase.load_hparams
     ModelBase.load_hparams = staticmethod(lambda *args, **more: load(*args, **more) | message)
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"

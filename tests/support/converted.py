@@ -34,7 +34,7 @@ LAYER = re.compile(r"\.(\d+)\.")
 Weights = dict[str, NDArray[np.float32]]
 
 INTERLEAVED = {"llama", "mistral3", "smollm3", "granite", "granitemoe", "olmo", "arcee"}
-PLUS_ONE = {"gemma", "gemma2", "gemma3", "nemotron"}
+PLUS_ONE = {"gemma", "gemma2", "gemma3", "nemotron", "qwen35", "qwen35moe", "qwen3next"}
 
 
 def made_weight(name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -58,10 +58,15 @@ def made_weights(shapes: Mapping[str, Any], layers: int) -> Weights:
     return {name: made_weight(name, shape) for name, shape in names.items()}
 
 
-def by_layer(weights: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Collapse the layers of names: {} stands for each; the values are those of the first."""
+def by_layer(weights: Mapping[str, Any], prefix: str, layers: int) -> dict[str, Any]:
+    """Collapse the layers of names: {} stands for each, if all have the name with this value."""
     number = re.compile(rf"^({re.escape(prefix)})\d+\.")
-    return {number.sub(r"\g<1>{}.", name): weights[name] for name in reversed(list(weights))}
+    results: dict[str, Any] = {}
+    for name in reversed(list(weights)):
+        whole = number.sub(r"\g<1>{}.", name)
+        values = [weights.get(whole.format(i)) for i in range(layers)]
+        results[whole if values == [weights[name]] * layers else name] = weights[name]
+    return results
 
 
 def checksums(weights: Mapping[str, NDArray[np.float32]]) -> dict[str, Any]:
@@ -70,6 +75,7 @@ def checksums(weights: Mapping[str, NDArray[np.float32]]) -> dict[str, Any]:
     for name in sorted(weights, key=lambda name: [int(n) for n in LAYER.findall(name)]):
         whole = re.sub(r"^blk\.\d+\.", "blk.{}.", name)
         value = np.ascontiguousarray(weights[name], np.float32)
+        value = value.round(5) if name.endswith("ssm_a") else value  # exponentials
         sum_before = results.get(whole, [0, 0])[1]
         results[whole] = [list(value.shape), zlib.crc32(value.tobytes(), sum_before)]
     return results
@@ -87,13 +93,17 @@ def convert(weights: Weights, config: Mapping[str, Any], architecture: str) -> W
     for name, value in CHANGES.get(architecture, lambda weights, _: weights)(
         weights, config
     ).items():
-        if architecture in PLUS_ONE and name.endswith("norm.weight"):
+        norm = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+        if architecture in PLUS_ONE and norm:
             value = value + np.float32(1)
         if architecture in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
             heads = config["num_attention_heads"]
             kv_heads = config.get("num_key_value_heads") or heads
             value = interleave(value, heads if ".q_proj." in name else kv_heads)
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        for ending, other in NAMED.items():
+            if name.endswith(ending):
+                stored = f"blk.{LAYER.findall(name)[0]}.{other}"
         assert stored is not None, name
         results[stored] = value
     return results
@@ -175,6 +185,57 @@ def _gpt_neox(weights: Weights, config: Mapping[str, Any]) -> Weights:
     return results
 
 
+def _linear_attention(weights: Weights, config: Mapping[str, Any]) -> Weights:
+    """Change Qwen3-Next's weights: experts, rates, convolutions, fused projections."""
+    groups, each = config["linear_num_key_heads"], config["linear_value_head_dim"]
+    each *= config["linear_num_value_heads"] // groups
+    sizes = np.cumsum([config["linear_key_head_dim"]] * 2 + [each])
+    results: Weights = {}
+    for name, value in _stacked(weights, config).items():
+        if name.endswith(".A_log"):
+            value = -np.exp(value.astype(np.float64)).astype(np.float32)
+        name = name.replace(".dt_bias", ".dt_proj.bias")
+        value = value[:, 0] if "conv1d" in name else value
+        if "in_proj_qkvz" in name:
+            parts = np.split(value.reshape(groups, -1, value.shape[1]), sizes, axis=1)
+            q, k, v, z = (part.reshape(-1, value.shape[1]) for part in parts)
+            results[name.replace("qkvz", "qkv")] = np.concatenate([q, k, v])
+            results[name.replace("qkvz", "z")] = z
+        else:
+            results[name] = value
+    return results
+
+
+def _qwen35(weights: Weights, config: Mapping[str, Any]) -> Weights:
+    """Order the heads of values by their number within the group of a key head."""
+    groups, dim = config["linear_num_key_heads"], config["linear_value_head_dim"]
+    heads = config["linear_num_value_heads"]
+
+    def tiled(value: NDArray[np.float32], width: int) -> NDArray[np.float32]:
+        first, rest = np.split(value, [len(value) - heads * width])
+        split = rest.reshape(groups, heads // groups, width, *value.shape[1:])
+        return np.concatenate([first, split.swapaxes(0, 1).reshape(rest.shape)])
+
+    results: Weights = {}
+    for name, value in _linear_attention(weights, config).items():
+        if "linear_attn" in name and "out_proj" in name:
+            value = tiled(value.T, dim).T
+        elif "linear_attn" in name and ".norm." not in name:
+            small = ("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_proj.bias")
+            value = tiled(value, 1 if name.endswith(small) else dim)
+        results[name] = value
+    return results
+
+
+def _lfm2(weights: Weights, _: Any) -> Weights:
+    return {name: value[:, 0] if "conv.conv" in name else value for name, value in weights.items()}
+
+
+def _gemma4(weights: Weights, _: Any) -> Weights:
+    ends = ("layer_scalar", "experts.gate_up_proj", "experts.down_proj")
+    return {f"{name}.weight" if name.endswith(ends) else name: weights[name] for name in weights}
+
+
 CHANGES: dict[str, Callable[[Weights, Mapping[str, Any]], Weights]] = {
     "llama": _stacked,
     "qwen2moe": _stacked,
@@ -184,6 +245,18 @@ CHANGES: dict[str, Callable[[Weights, Mapping[str, Any]], Weights]] = {
     "gpt-oss": _gpt_oss,
     "gpt2": _gpt2,
     "gptneox": _gpt_neox,
+    "lfm2": _lfm2,
+    "qwen35": _qwen35,
+    "qwen35moe": _qwen35,
+    "qwen3next": _linear_attention,
+    "gemma4": _gemma4,
+}
+# Tensors that the converter names itself.
+NAMED = {
+    "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
+    "linear_attn.in_proj_z.weight": "attn_gate.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
 }
 
 

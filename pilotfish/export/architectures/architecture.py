@@ -100,7 +100,9 @@ class Gguf:
         weight.
         neutral: key with an effect → its values that have no effect.
         interleaved: whether the two halves of each head alternate in the rows of q and k.
-        modules, fused: as in `Names`.
+        tiled: whether the heads of values in linear attention are grouped by their number within
+        the group of a key head (`export.sources.gguf_order`).
+        modules, fused, by_head: as in `Names`.
     """
 
     name: str
@@ -110,8 +112,10 @@ class Gguf:
     tensors: Mapping[str, str] = field(default_factory=dict)
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     interleaved: bool = False
+    tiled: bool = False
     modules: Mapping[str, str] = field(default_factory=dict)
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    by_head: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

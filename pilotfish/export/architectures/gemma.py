@@ -192,6 +192,16 @@ GEMMA4 = Architecture(
             "experts.down_proj": ("mlp.experts.*.down_proj.weight",),
         },
     ),
+    gguf=Gguf(
+        name="gemma4",
+        keys={
+            "attention.key_length": "global_head_dim",
+            "attention.key_length_swa": "head_dim",
+            "attention.shared_kv_layers": "num_kv_shared_layers",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+        },
+        tensors={"enable_moe_block": "mlp.router.weight"},
+    ),
 )
 GEMMA4_UNIFIED = replace(
     GEMMA4,
@@ -250,6 +260,7 @@ GEMMA3N = replace(
     rope_default=None,
     mixture=None,
     names=BOTH_SIDES,
+    gguf=None,
 )
 GEMMAS: dict[str, Architecture] = {
     "gemma": GEMMA,

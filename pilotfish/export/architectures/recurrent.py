@@ -9,6 +9,7 @@ from pilotfish.export.architectures.architecture import (
     DECODER,
     MLP,
     Architecture,
+    Gguf,
     Mixture,
     Names,
 )
@@ -24,6 +25,24 @@ EXPERTS = {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
 }
+QWEN_GGUF = Gguf(
+    name="qwen35",
+    keys={
+        "full_attention_interval": "full_attention_interval",
+        "ssm.conv_kernel": "linear_conv_kernel_dim",
+        "ssm.state_size": "linear_key_head_dim",
+        "ssm.group_count": "linear_num_key_heads",
+        "ssm.time_step_rank": "linear_num_value_heads",
+    },
+    tiled=True,
+    modules={
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "post_attention_norm": "post_attention_layernorm",
+    },
+    fused={"attn_q": ("self_attn.q_proj", "self_attn.gate_proj")},
+    by_head=True,
+)
 QWEN = Architecture(
     models="Qwen 3.5 dense",
     keys={
@@ -52,6 +71,7 @@ QWEN = Architecture(
     names=Names(
         fused={"self_attn.q_proj": ("self_attn.q_proj", "self_attn.gate_proj")}, by_head=True,
     ),
+    gguf=QWEN_GGUF,
 )  # fmt: skip
 
 RECURRENT: dict[str, Architecture] = {
@@ -96,6 +116,7 @@ RECURRENT: dict[str, Architecture] = {
                 "self_attn.k_layernorm": "self_attn.k_norm",
             },
         ),
+        gguf=Gguf(name="lfm2", keys={"shortconv.l_cache": "conv_L_cache"}),
     ),
     "qwen3_5_text": QWEN,
     "qwen3_5_moe_text": replace(
@@ -118,6 +139,7 @@ RECURRENT: dict[str, Architecture] = {
                 "mlp.experts.down_proj": (f"{EVERY[2]}.weight",),
             },
         ),
+        gguf=replace(QWEN_GGUF, name="qwen35moe"),
     ),
     "qwen3_next": replace(
         QWEN,
@@ -145,6 +167,17 @@ RECURRENT: dict[str, Architecture] = {
             },
             by_head=True,
             aside=("mtp.",),  # the multi-token-prediction head
+        ),
+        gguf=replace(
+            QWEN_GGUF,
+            name="qwen3next",
+            derive=lambda _: {"norm_topk_prob": True},
+            tiled=False,
+            fused={
+                **QWEN_GGUF.fused,
+                "ssm_in": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),  # older files
+                "ssm_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+            },
         ),
     ),
 }  # fmt: skip

@@ -1,7 +1,6 @@
 """A GGUF file as a source, for architectures with the attribute `gguf`.
 
-In: a path. Out: a `WeightSource` with Hugging Face's names and rotary convention. For some
-architectures GGUF interleaves the two halves of each head of q and k; this module undoes that.
+In: a path. Out: a `WeightSource` with Hugging Face's names and order of rows and columns.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +20,23 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.gguf_blocks import FORMATS
 from pilotfish.export.sources.gguf_config import find_class, read_metadata
 from pilotfish.export.sources.gguf_file import GgufFile
+from pilotfish.export.sources.gguf_layers import count_layers, layer_number
 from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT, gguf_names
+from pilotfish.export.sources.gguf_order import GgufOrder, full_shape
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
 from pilotfish.export.sources.source import Progress
-from pilotfish.export.sources.tensor_names import Origin, TensorSlicer, find_weights, stored_name
+from pilotfish.export.sources.tensor_names import (
+    Origin,
+    TensorSlicer,
+    drop_unread,
+    find_weights,
+    stored_name,
+)
 from pilotfish.export.sources.weight_check import check_weights
 from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
-from pilotfish.export.weights import EMBEDDING, HEAD
+from pilotfish.export.weights import EMBEDDING, HEAD, TOKEN_TABLE
 
-T = TypeVar("T", np.float32, np.int64)
 FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
 
 
@@ -58,22 +64,26 @@ class GgufSource:
         model_type, variant = find_class(self._file)
         mixture = ARCHITECTURES[model_type].mixture
         self._names = gguf_names(variant, experts=mixture is not None)
-        self._interleaved = variant.interleaved
+        layers = count_layers(self._file, variant.name)
         # Tensors with rotary factors are not weights.
         self._shapes = {
             name: info.shape
             for name, info in self._file.tensors.items()
-            if name not in {DIVISORS, SHORT, LONG}
+            if name not in {DIVISORS, SHORT, LONG} and layer_number(name) < layers
         }
+        beyond = {f"blk.{layer_number(name)}" for name in self._file.tensors}
+        self._left_out = sorted(beyond - {f"blk.{layer_number(name)}" for name in self._shapes})
         self._origins = find_weights(self._names, self._shapes)
         stored_shapes = {
             name: self._shapes[origin.stored[0]] for name, origin in self._origins.items()
         }
         model_keys = set(ignored) - {TEMPLATE_KEY}
         self.config, settings = read_metadata(self._file, model_type, stored_shapes, model_keys)
+        drop_unread(self._origins, self.config)
         self._slicer = TensorSlicer(self._names, self.config)
+        self._order = GgufOrder(variant, self.config)
         shapes = {
-            name: self._slicer.shape(name, origin, self._shapes)
+            name: full_shape(name, self._slicer.shape(name, origin, self._shapes))
             for name, origin in self._origins.items()
         }
         check_weights(self.config, shapes, settings, str(path), self._stored_name)
@@ -100,6 +110,7 @@ class GgufSource:
             location=self._location,
             sha256=hash_files([self._file.path], self._progress),
             ignored_keys=self._ignored,
+            left_out=self._left_out,
         )
 
     def names(self) -> Collection[str]:
@@ -112,13 +123,26 @@ class GgufSource:
             raise ExportError(f"{self._file.path} has no weight {name}")
         origin = self._origins[name]
         values = self._slicer.take(name, origin, [self._read_stored(origin)])
-        heads = self._interleaved_heads(name)
-        return values if heads is None else _deinterleave(values, heads)
+        rows = self._order.rows(name, len(values))
+        columns = self._order.columns(name, values.shape[-1])
+        values = values if rows is None else values[rows]
+        values = values if columns is None else values[:, columns]
+        if name.endswith(".linear_attn.A_log"):
+            values = self._log(origin.stored[0], values)
+        return values.reshape(full_shape(name, values.shape))
+
+    def _log(self, stored: str, rates: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the logarithms of linear attention's negative rates."""
+        if not (rates < 0).all():
+            raise ExportError(f"{self._file.path}: {stored} has values that are not below 0")
+        logarithms: NDArray[np.float32] = np.log(-rates.astype(np.float64)).astype(np.float32)
+        return logarithms
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read the embedding and the head in parts, other weights as a single part."""
+        """Read the embeddings and the head in parts, other weights as a single part."""
         origin = self._origins.get(name)
-        if origin is None or origin.part is not None or name not in {EMBEDDING, HEAD}:
+        whole = {EMBEDDING, HEAD, TOKEN_TABLE}
+        if origin is None or origin.part is not None or name not in whole:
             yield self.tensor(name)
         else:
             yield from self._file.rows(origin.stored[0])
@@ -153,17 +177,12 @@ class GgufSource:
         blocks = self._file.quantized(origin.stored[0], origin.expert)
         if blocks is not None and origin.part is not None:
             blocks = blocks.take(self._slicer.rows(name, origin, len(blocks.codes)))
-        heads = self._interleaved_heads(name)
-        if blocks is None or heads is None:
-            return blocks
-        return blocks.take(_deinterleave(np.arange(len(blocks.codes)), heads))
-
-    def _interleaved_heads(self, name: str) -> int | None:
-        """Return the number of heads if the weight has interleaved halves; else None."""
-        if not self._interleaved:
+        if blocks is None:
             return None
-        heads = {".q_proj.": self.config.heads, ".k_proj.": self.config.kv_heads}
-        return next((count for part, count in heads.items() if part in name), None)
+        rows = self._order.rows(name, len(blocks.codes))
+        columns = self._order.columns(name, blocks.codes.shape[1])
+        blocks = blocks if rows is None else blocks.take(rows)
+        return blocks if columns is None else blocks.take_columns(columns)
 
     def _stored_name(self, name: str) -> str:
         """Return the name of a weight in the file."""
@@ -174,15 +193,3 @@ class GgufSource:
 def open_gguf(source: str, progress: Progress, ignored: Collection[str] = ()) -> GgufSource:
     """Open a GGUF file."""
     return GgufSource(Path(source), progress, ignored=ignored)
-
-
-def _deinterleave(values: NDArray[T], heads: int) -> NDArray[T]:
-    """Undo GGUF's interleaving of the two halves of each head.
-
-    values: [heads * head_dim, …]; rows 2i and 2i + 1 of a head are a rotated pair. In the result,
-    of the same shape, rows i and i + head_dim / 2 are a pair.
-    """
-    # [heads, head_dim / 2, 2, …]
-    pairs = values.reshape(heads, -1, 2, *values.shape[1:])
-    restored: NDArray[T] = pairs.swapaxes(1, 2).reshape(values.shape)
-    return restored

@@ -21,7 +21,9 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_file import GgufFile
+from pilotfish.export.sources.gguf_layers import LAYER_KEYS, count_layers, read_layers
 from pilotfish.export.sources.gguf_names import (
+    DIVISORS,
     EPSILON,
     INERT,
     KEYS,
@@ -38,13 +40,13 @@ from pilotfish.export.sources.gguf_rope import (
 from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.layer_pattern import FULL, SLIDING
 from pilotfish.export.sources.weight_check import FileSettings
+from pilotfish.export.weight_sizes import LAYER
 from pilotfish.export.weights import EMBEDDING, HEAD
 
 # Suffixes that file names add to a model's name: "-Q4_K_M", ".f16", "-IQ2_XXS" …
 PRECISION_SUFFIX = re.compile(
     r"[-._](?:i?q\d\w*|tq\d\w*|b?f16|f32|fp16|fp32|mxfp4)$", re.IGNORECASE
 )
-FIRST_LAYER = "model.layers.0."
 
 
 def find_class(file: GgufFile) -> tuple[str, Gguf]:
@@ -102,6 +104,7 @@ class _Translation:
         self, file: GgufFile, model_type: str, weights: Mapping[str, tuple[int, ...]]
     ) -> None:
         self._file, self._model_type, self._weights = file, model_type, weights
+        self._inner = {LAYER.split(name)[-1] for name in weights}
         self._architecture: Architecture = ARCHITECTURES[model_type]
         assert self._architecture.gguf is not None  # checked by `find_class`
         self._variant = self._architecture.gguf
@@ -118,6 +121,9 @@ class _Translation:
             for ours, key in self._file_keys.items()
         }
         self._file_keys["model_type"] = "general.architecture"
+        for key, names in LAYER_KEYS.items():
+            present = (name for name in names if name in stated)
+            self._file_keys[key] = f"{prefix}{next(present, names[0])}"
 
     def read(self, ignored: Collection[str]) -> tuple[ModelConfig, FileSettings]:
         """Translate the keys and read the result; see `read_metadata`."""
@@ -136,7 +142,11 @@ class _Translation:
             {fields.prefix + key: accepted for key, accepted in neutral.items()},
             ignored,
         )
-        config = divide_frequencies(self._drop_absent_biases(described.config), self._file)
+        config = divide_frequencies(
+            self._drop_absent_biases(described.config),
+            self._file,
+            only_full=self._architecture.global_heads,
+        )
         keys = {field: self._with_file_keys(key) for field, key in described.settings.keys.items()}
         keys["model_type"] = f"general.architecture = {self._variant.name!r}, read as"
         return config, FileSettings(keys, {})
@@ -151,8 +161,13 @@ class _Translation:
                 f"{fields.where} has no token_embd.weight: it seems to contain a vocabulary "
                 "without a model"
             )
-        for key in ("block_count", "feed_forward_length", "context_length"):
-            fields.count(key)
+        layers = count_layers(self._file, self._variant.name)
+        for key in ("block_count", "nextn_predict_layers", "feed_forward_length"):
+            fields.mark_read(key)
+        fields.count("context_length")
+        by_layer = read_layers(fields, self._architecture, layers, self._weights)
+        if self._has_key("intermediate_size") and "intermediate_size" not in by_layer:
+            fields.count("feed_forward_length")
         heads, hidden = fields.count("attention.head_count"), fields.count("embedding_length")
         width = self._head_width(heads, hidden)
         epsilon = EPSILON[self._architecture.form.norm]
@@ -162,19 +177,21 @@ class _Translation:
             "head_dim": hidden // heads,
             "vocab_size": self._weights[EMBEDDING][0],
             "sliding_window": None,
-            "moe_intermediate_size": fields.values["feed_forward_length"],
             "attention_multiplier": width**-0.5,
             "rope_theta": 10000.0,
             "rms_norm_eps": self._architecture.keys["rms_norm_eps"],
             **dict.fromkeys(("embedding_multiplier", "residual_multiplier"), 1.0),
             **dict.fromkeys(("logit_scale", "logits_scaling"), 1.0),
         }
+        if self._architecture.mixture is not None and self._architecture.mixture.switch is None:
+            defaults["moe_intermediate_size"] = fields.values.get("feed_forward_length")
         keys = {**KEYS, **dict.fromkeys(EPSILON.values(), "rms_norm_eps"), **self._variant.keys}
         for key, meaning in keys.items():
             if key in EPSILON.values() and key != epsilon:
                 fields.mark_read(key)  # some converters write both epsilons
                 continue
             self._put_key(key, meaning, defaults)
+        self._values |= by_layer | {"num_hidden_layers": layers}
         self._set_rotation(width)
         self._set_windows()
         self._set_by_tensors()
@@ -214,7 +231,7 @@ class _Translation:
             self._file_keys.setdefault(
                 self._architecture.key_names.get(meaning, meaning), self._full_key(key)
             )
-            if stated is None and meaning in NEEDED:
+            if stated is None and meaning in NEEDED and self._architecture.keys[meaning] is not None:
                 raise self._fields.error(f"{self._full_key(key)} is missing")
             if stated is not None or meaning in defaults:
                 self._values[meaning] = defaults[meaning] if stated is None else stated
@@ -251,7 +268,12 @@ class _Translation:
         if self._values.get("sliding_window") is None:
             # removed, since it applies only to layers with windows
             self._values.pop("rope_local_base_freq", None)
-        if not self._has_key("rope_local_base_freq"):
+        local = theta
+        if self._architecture.global_heads:
+            local = fields.positive("rope.freq_base_swa", 10000.0)
+            if DIVISORS not in self._file.tensors:
+                raise ExportError(f"{fields.where} has no {DIVISORS}")
+        elif not self._has_key("rope_local_base_freq"):
             local = fields.get("rope.freq_base_swa", float, theta) or theta
             if local != theta:
                 raise fields.error(
@@ -273,8 +295,8 @@ class _Translation:
                 "rope.scaling.original_context_length", self._values["max_position_embeddings"]
             )
         if self._architecture.rope_by_type and not self._has_key("rope_local_base_freq"):
-            # Only full layers are scaled; θ is the same in all layers.
-            plain = {"rope_type": "default", "rope_theta": theta}
+            # Only full layers are scaled.
+            plain = {"rope_type": "default", "rope_theta": local}
             self._values["rope_parameters"] = {
                 FULL: table | {"rope_theta": theta},
                 SLIDING: plain,
@@ -302,15 +324,13 @@ class _Translation:
     def _set_by_tensors(self) -> None:
         """Set the keys that the presence of a tensor implies."""
         for key, name in {**self._variant.tensors, "tie_word_embeddings": HEAD}.items():
-            there = FIRST_LAYER + name in self._weights or name in self._weights
-            self._values[key] = there != (name == HEAD)
+            self._values[key] = (name in self._inner) != (name == HEAD)
         for key, modules in self._architecture.biases.items():
             if key:
                 self._values[key] = any(self._has_bias(module) for module in modules)
 
     def _has_bias(self, module: str) -> bool:
-        name = f"{module.replace('*', '0')}.bias"
-        return FIRST_LAYER + name in self._weights or name in self._weights
+        return f"{module.replace('*', '0')}.bias" in self._inner
 
     def _drop_absent_biases(self, config: ModelConfig) -> ModelConfig:
         """Remove optional biases that the file does not have."""

@@ -18,6 +18,10 @@ OUTER = {
     "token_embd": "embed_tokens",
     "position_embd": "embed_positions",
     "output_norm": "norm",
+    "token_embd_norm": "norm",  # LFM2's name of its last norm
+    "per_layer_token_embd": "embed_tokens_per_layer",
+    "per_layer_model_proj": "per_layer_model_projection",
+    "per_layer_proj_norm": "per_layer_projection_norm",
     "output": "lm_head",
 }
 MODULES = {
@@ -39,11 +43,35 @@ MODULES = {
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "pre_ffw_norm_2": "mlp.experts_norm",
+    "post_ffw_norm_1": "mlp.own_norm",
+    "post_ffw_norm_2": "mlp.experts_out_norm",
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+TENSORS = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "ffn_gate_inp.scale": "mlp.router_norm.weight",
+    "ffn_down_exps.scale": "mlp.router_scale",
+    "layer_output_scale.weight": "layer_scalar",
+    "ssm_a": "linear_attn.A_log",  # −exp(A_log)
+    "ssm_dt.bias": "linear_attn.dt_bias",
 }
 STACKED = {
     f"ffn_{part}_exps.{kind}": (f"mlp.experts.*.{part}_proj.{kind}",)
     for part in ("gate", "up", "down")
     for kind in ("weight", "bias")
+} | {
+    "ffn_gate_up_exps.weight": tuple(f"mlp.experts.*.{part}_proj.weight" for part in ("gate", "up"))
 }
 # Divisors of the rotary frequencies: computed, not weights.
 DIVISORS, SHORT, LONG = (
@@ -61,9 +89,10 @@ def gguf_names(variant: Gguf, *, experts: bool) -> Names:
         stack="blk",
         outer=OUTER,
         modules={**modules, **variant.modules},
-        fused={"attn_qkv": QKV, **variant.fused},
+        fused={**({} if "attn_qkv" in variant.modules else {"attn_qkv": QKV}), **variant.fused},
+        by_head=variant.by_head,
         stacked=STACKED if experts else {},
-        tensors={"attn_sinks.weight": "self_attn.sinks"},
+        tensors=TENSORS,
     )
 
 

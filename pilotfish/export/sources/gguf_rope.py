@@ -29,6 +29,7 @@ ROPE_KEYS = {
     "rope_scaling.llama_4_scaling_beta": "attention.temperature_scale",
     "partial_rotary_factor": "rope.dimension_count",
 }
+UNROTATED = 1e29  # the converter writes 1e30 for pairs of channels that are not rotated
 YARN = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 
 
@@ -119,8 +120,11 @@ def rotary_fraction(fields: Fields, width: int, *, partial: bool) -> float | Non
     return part if int(part * width) == turning else math.nextafter(part, 2.0)
 
 
-def divide_frequencies(config: ModelConfig, file: GgufFile) -> ModelConfig:
-    """Divide all frequencies by the file's tensor, in which the converter stores Llama 3's scaling.
+def divide_frequencies(config: ModelConfig, file: GgufFile, *, only_full: bool) -> ModelConfig:
+    """Divide frequencies by the file's tensor, in which the converter stores Llama 3's scaling.
+
+    With `only_full`, this concerns the layers without a window; large divisors stand for pairs of
+    channels that are not rotated (Gemma 4).
 
     Raises:
         ExportError: if the tensor does not fit the model.
@@ -131,14 +135,15 @@ def divide_frequencies(config: ModelConfig, file: GgufFile) -> ModelConfig:
 
     def divide(layer: Layer) -> Layer:
         rope = layer.rope
-        if rope is None:
+        if rope is None or (only_full and layer.window is not None):
             return layer
         if len(divisors) != len(rope.frequencies) or not (divisors > 0).all():
             raise ExportError(
                 f"{file.path}: {DIVISORS} has {len(divisors)} entries, not "
                 f"{len(rope.frequencies)} above 0"
             )
-        frequencies = tuple((np.array(rope.frequencies) / divisors).tolist())
+        divided = np.where(divisors < UNROTATED, np.array(rope.frequencies) / divisors, 0.0)
+        frequencies = tuple(divided.tolist())
         return msgspec.structs.replace(
             layer, rope=msgspec.structs.replace(rope, frequencies=frequencies)
         )

@@ -40,7 +40,13 @@ from pilotfish.export.sources.packing import Packing
 from pilotfish.export.sources.safetensors_file import SafetensorsFile
 from pilotfish.export.sources.source import Progress
 from pilotfish.export.sources.stored import PlainTensor, StoredTensor, join_blocks
-from pilotfish.export.sources.tensor_names import Origin, TensorSlicer, find_weights, stored_name
+from pilotfish.export.sources.tensor_names import (
+    Origin,
+    TensorSlicer,
+    drop_unread,
+    find_weights,
+    stored_name,
+)
 from pilotfish.export.sources.weight_check import FileSettings, check_weights
 from pilotfish.export.sources.wrapped import text_config, text_weights
 from pilotfish.export.weight_recorder import shapes
@@ -229,6 +235,7 @@ class DirectorySource:
         """Find the origin of each of our weights."""
         stored = {name: tensor.shape for name, tensor in self._tensors.items()}
         origins = find_weights(self._names, stored)
+        drop_unread(origins, self.config)
         if self.config.tied and HEAD in origins:
             self._check_head(origins)
             del origins[HEAD]

@@ -97,6 +97,17 @@ def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[st
     return origins
 
 
+def drop_unread(origins: dict[str, Origin], config: ModelConfig) -> None:
+    """Remove the projections of keys and values in layers that read those of earlier layers.
+
+    Published files of Gemma 3n and 4 have them; transformers and llama.cpp do not read them.
+    """
+    for i, layer in enumerate(config.pattern):
+        if layer.kv_source is not None:
+            for part in ("k_proj", "v_proj", "k_norm"):
+                origins.pop(f"model.layers.{i}.self_attn.{part}.weight", None)
+
+
 def _rename_module(modules: Mapping[str, str], module: str) -> str:
     """Return the new name of a layer's module; * in the table stands for any number."""
     number = re.search(r"\.(\d+)\.", module)
