@@ -133,7 +133,10 @@ def divide_frequencies(config: ModelConfig, file: GgufFile) -> ModelConfig:
         rope = layer.rope
         if rope is None:
             return layer
-        if len(divisors) != len(rope.frequencies) or not (divisors > 0).all():
+        if (
+            len(divisors) != len(rope.frequencies)
+            or not ((divisors > 0) & (divisors < np.inf)).all()
+        ):
             raise ExportError(
                 f"{file.path}: {DIVISORS} has {len(divisors)} entries, not "
                 f"{len(rope.frequencies)} above 0"
