@@ -120,7 +120,7 @@ class Calibration:
             rows = x.reshape(-1, x.shape[-1])
             if rows.shape[1] > WIDEST:
                 continue
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):
                 self._moments[label] = rows.T @ rows
             if not np.isfinite(self._moments[label]).all():
                 raise ExportError(f"the inputs of {label} are NaN or too large")

@@ -1,7 +1,8 @@
 """Inspect a graph of ONNX Runtime GenAI's model builder.
 
 In: the graph's folder and `genai_config.json`. Out: the graph's files, inputs and outputs, and the
-context (positions) up to which it computes correctly. Weights are not read.
+context (positions) up to which it computes correctly. Of the weights, only float ones are read, to
+check that they are finite.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoPr
 
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.genai.genai_config import GenaiConfig, GraphForm, Port, Ports, check_graph
+from pilotfish.export.checked_weights import check_tensors
 from pilotfish.export.export_errors import ExportError
 
 MOST_BYTES = 2**31  # maximum size of a graph file (bytes): the limit of a protobuf message
@@ -73,8 +75,10 @@ def read_graph(folder: Path, config: GenaiConfig) -> GenaiGraph:
     versions = {opset.version for opset in model.opset_import if opset.domain in {"", "ai.onnx"}}
     if len(versions) != 1:
         raise ExportError(f"{path} does not state exactly one version of ONNX's operators")
+    files = [name, *_data_files(folder, graph)]
+    check_tensors(_tensors(graph), folder)
     return GenaiGraph(
-        files=[name, *_data_files(folder, graph)],
+        files=files,
         form=form,
         opset=versions.pop(),
         window=min((window for window in windows if window), default=None),

@@ -57,8 +57,8 @@ def copy_gguf(
     ignored: "chat_template" omits the chat templates.
 
     Raises:
-        ExportError: if the file is not a complete GGUF file, or if its model, tokenizer or chat
-        template is unusable.
+        ExportError: if the file is not a complete GGUF file, if a weight is NaN or infinite, or if
+        the model, tokenizer or chat template is unusable.
     """
     report = progress or _silent
     kind: Literal["default", "gguf"] = "default" if source == DEFAULT else "gguf"
@@ -90,6 +90,7 @@ def copy_gguf(
         link_or_copy(path, directory / GGUF_NAME)
         # Hash the artifact's file, because the source's file may change at any time.
         [digest] = hash_files([directory / GGUF_NAME], report).values()
+        GgufFile(directory / GGUF_NAME).check_numbers()
         tokenizer = directory / TOKENIZER_NAME
         tokenizer.write_text(vocabulary.tokenizer_json, encoding="utf-8")
         manifest = Manifest(

@@ -7,7 +7,7 @@ synced and renamed. Weights are processed one at a time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
@@ -35,9 +35,9 @@ from pilotfish.engines.runtime import runtime_version
 from pilotfish.engines.states import WINDOW
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.atomic import replacing
-from pilotfish.export.blocks import Quantized
 from pilotfish.export.calibration import Calibration
 from pilotfish.export.chat_check import build_vocabulary, check_chat
+from pilotfish.export.checked_weights import CheckedWeights
 from pilotfish.export.cost import measure_cost
 from pilotfish.export.dialects import Dialect, choose_dialect
 from pilotfish.export.error_compensation import BITS
@@ -100,8 +100,8 @@ def export_model(
     Raises:
         ExportError: if the source cannot be read, has an unsupported or unknown setting, or has no
         more than `first_layers` layers; if its configuration and weights contradict each other; if
-        its chat template does not compile or writes an unknown token; or if `out` contains
-        something other than an artifact.
+        a weight is no finite number or too large for the precision; if its chat template does not
+        compile or writes an unknown token; or if `out` contains something other than an artifact.
     """
     if dialect in COPIED:
         changes = (first_layers, context, head_tokens)
@@ -221,8 +221,7 @@ def _write_graph(
     calibration = None
     with (directory / DATA_NAME).open("wb") as data:
         graph = GraphWriter(data, DATA_NAME)
-        reader = _CountingSource(source, progress) if progress else source
-        net = kind(graph, config, reader, precision)
+        net = kind(graph, config, CheckedWeights(source, precision, progress), precision)
         if net.forms.bits == BITS:
             vocabulary = build_vocabulary(source)
             calibration = Calibration(source, config, vocabulary, directory, progress)
@@ -234,34 +233,6 @@ def _write_graph(
         DATA_NAME: graph.data_sha256,
     }
     return digests, calibration.matrices or None if calibration else None
-
-
-class _CountingSource:
-    """A wrapper of a source that reports the number of weights read."""
-
-    def __init__(self, source: WeightSource, progress: Progress) -> None:
-        self._source, self._progress = source, progress
-        self._seen: set[str] = set()
-        self._total = len(source.names())
-
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """Read one weight, dequantised."""
-        self._count(name)
-        return self._source.tensor(name)
-
-    def quantized(self, name: str) -> Quantized | None:
-        """Read one weight in its stored blocks."""
-        self._count(name)
-        return self._source.quantized(name)
-
-    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Read one weight in parts."""
-        self._count(name)
-        return self._source.rows(name)
-
-    def _count(self, name: str) -> None:
-        self._seen.add(name)
-        self._progress("weights", len(self._seen), self._total)
 
 
 def _manifest(

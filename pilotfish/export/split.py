@@ -27,6 +27,7 @@ from pilotfish.engines.manifest import (
 )
 from pilotfish.engines.stage_range import StageRange
 from pilotfish.export.atomic import replacing
+from pilotfish.export.checked_weights import check_tensors
 from pilotfish.export.data_file import DataFile
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources import Progress
@@ -234,6 +235,7 @@ class _Weights:
             )
         if name not in self._files:
             self._files[name] = MappedFile(self._artifact.path / name)
+        check_tensors([weight], self._artifact.path)
         data.put(weight, self._files[name].view(offset, length))
         self._done += length
         self._progress("weights", self._done, self._total)

@@ -63,6 +63,10 @@ class CutHead(PartOfSource):
         else:
             yield from self.whole.rows(name)
 
+    def stored(self, name: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Yield the published tensors from which a weight is read."""
+        return self.whole.stored(self._head if name == HEAD else name)
+
     def quantized(self, name: str) -> Quantized | None:
         """Read a weight's blocks. Of the head, read only the rows of the kept tokens."""
         if name != HEAD:

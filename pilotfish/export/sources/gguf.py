@@ -147,6 +147,12 @@ class GgufSource:
         else:
             yield from self._file.rows(origin.stored[0])
 
+    def stored(self, name: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Yield name and values of the tensor from which a weight is read."""
+        tensor, expert = self._origins[name].stored[0], self._origins[name].expert
+        label = tensor if expert is None else f"{tensor}[{expert}]"
+        yield label, self._file.tensor(tensor, expert)
+
     def _read_stored(self, origin: Origin) -> NDArray[np.float32]:
         """Read a tensor, or an expert's part; cache a fused tensor until its next part is read."""
         place = origin.stored[0], origin.expert

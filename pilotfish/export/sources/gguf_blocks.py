@@ -165,6 +165,21 @@ def _q6_k(rows: Bytes) -> _BlockValues:
     return _BlockValues(whole, _half(d) * scales)
 
 
+# Types → the first bytes of those words of a block that have the exponent of a float, also of types
+# without a `BlockFormat`; and the bits of the exponent, unless the float is in half precision.
+FLOAT_BYTES: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("F16", "BF16", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "F32": (2,),
+    "F64": (6,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+}
+EXPONENTS, HALF_EXPONENT = {"F32": 0x7F80, "BF16": 0x7F80, "F64": 0x7FF0}, 0x7C00
 FORMATS: Mapping[str, BlockFormat] = {
     "Q4_0": BlockFormat(4, 32, 8, _q4_0),
     "Q4_1": BlockFormat(4, 32, 8, _q4_1),

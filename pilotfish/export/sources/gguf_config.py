@@ -40,8 +40,7 @@ from pilotfish.export.sources.gguf_rope import (
 from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.layer_pattern import FULL, SLIDING
 from pilotfish.export.sources.weight_check import FileSettings
-from pilotfish.export.weight_sizes import LAYER
-from pilotfish.export.weights import EMBEDDING, HEAD
+from pilotfish.export.weights import EMBEDDING, HEAD, LAYER
 
 # Suffixes that file names add to a model's name: "-Q4_K_M", ".f16", "-IQ2_XXS" …
 PRECISION_SUFFIX = re.compile(
@@ -231,7 +230,11 @@ class _Translation:
             self._file_keys.setdefault(
                 self._architecture.key_names.get(meaning, meaning), self._full_key(key)
             )
-            if stated is None and meaning in NEEDED and self._architecture.keys[meaning] is not None:
+            if (
+                stated is None
+                and meaning in NEEDED
+                and self._architecture.keys[meaning] is not None
+            ):
                 raise self._fields.error(f"{self._full_key(key)} is missing")
             if stated is not None or meaning in defaults:
                 self._values[meaning] = defaults[meaning] if stated is None else stated

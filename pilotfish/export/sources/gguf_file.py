@@ -24,7 +24,13 @@ from numpy.typing import NDArray
 from pilotfish.base.reading import reading_file
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
-from pilotfish.export.sources.gguf_blocks import FORMATS, keep_blocks
+from pilotfish.export.sources.gguf_blocks import (
+    EXPONENTS,
+    FLOAT_BYTES,
+    FORMATS,
+    HALF_EXPONENT,
+    keep_blocks,
+)
 from pilotfish.export.sources.mapped_file import MappedFile
 
 MAGIC = b"GGUF"
@@ -127,6 +133,29 @@ class GgufFile:
                 f"{self.path}: {name} is of type {kind.name}, which the gguf package "
                 "cannot dequantise"
             ) from None
+
+    def check_numbers(self) -> None:
+        """Check all weights, and the scales of blocks, without dequantising them.
+
+        Raises:
+            ExportError: if one is NaN or infinite.
+        """
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        for name, info in self.tensors.items():
+            kind = GGMLQuantizationType(info.kind)
+            size, mask = GGML_QUANT_SIZES[kind][1], EXPONENTS.get(kind.name, HALF_EXPONENT)
+            for start in range(0, info.size, size * VALUES_AT_ONCE):
+                count = min(info.size - start, size * VALUES_AT_ONCE)
+                blocks = self._file.view(info.start + start, count).reshape(-1, size)
+                for at in FLOAT_BYTES.get(kind.name, ()):
+                    bad = (blocks[:, at : at + 2].view(np.uint16) & mask) == mask
+                    if bad.any():
+                        place = start // size + int(bad.argmax())
+                        raise ExportError(
+                            f"{self.path}: {name} ({kind.name}) has a number in block {place} "
+                            "that is NaN or infinite: the file is damaged"
+                        )
 
     def kinds(self) -> set[str]:
         """Return the names of the tensors' types."""

@@ -137,7 +137,10 @@ def divide_frequencies(config: ModelConfig, file: GgufFile, *, only_full: bool) 
         rope = layer.rope
         if rope is None or (only_full and layer.window is not None):
             return layer
-        if len(divisors) != len(rope.frequencies) or not (divisors > 0).all():
+        if (
+            len(divisors) != len(rope.frequencies)
+            or not ((divisors > 0) & (divisors < np.inf)).all()
+        ):
             raise ExportError(
                 f"{file.path}: {DIVISORS} has {len(divisors)} entries, not "
                 f"{len(rope.frequencies)} above 0"

@@ -49,8 +49,7 @@ from pilotfish.export.sources.tensor_names import (
 )
 from pilotfish.export.sources.weight_check import FileSettings, check_weights
 from pilotfish.export.sources.wrapped import text_config, text_weights
-from pilotfish.export.weight_recorder import shapes
-from pilotfish.export.weights import EMBEDDING, HEAD
+from pilotfish.export.weights import EMBEDDING, HEAD, LAYER, wildcard_name
 
 log = logging.getLogger("pilotfish.export")
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -143,6 +142,12 @@ class DirectorySource:
             yield self.tensor(name)
         else:
             yield from place.rows()
+
+    def stored(self, name: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Yield the tensors of a weight, as they are in the checkpoint."""
+        origin = self._origins[name]
+        for each in origin.stored:
+            yield from self._tensors[each].stored(origin.expert)
 
     def blocks(self) -> Collection[str]:
         """Return the quantisation method if matrices are stored in blocks of integers."""
@@ -245,9 +250,10 @@ class DirectorySource:
 
     def _drop_zero_biases(self, origins: dict[str, Origin]) -> None:
         """Drop biases that are zero and that the model does not have; some quantisers add them."""
-        wanted = shapes(self.config)
+        biased = self.config.form.biases
         for name in [name for name in origins if name.endswith("_proj.bias")]:
-            if name not in wanted and not self._tensors[origins[name].stored[0]].read(None).any():
+            module = wildcard_name(LAYER.split(name)[-1].removesuffix(".bias"))
+            if module not in biased and not self._tensors[origins[name].stored[0]].read(None).any():
                 del origins[name]
 
     def _check_head(self, origins: Mapping[str, Origin]) -> None:

@@ -15,7 +15,7 @@ Out: weights [N, K] as float32 or `Quantized`. The first code of an i32 is in it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -105,6 +105,13 @@ class PackedMatrix:
             raise ExportError(f"{self._path}: the matrix {self._name} has no experts")
         blocks = self.quantized()
         return self._dequantize_fp8() if blocks is None else blocks.floats()
+
+    def stored(self, index: int | None) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Yield name and values of the scales, then those of the matrix."""
+        for part in ("scales", "weight_scale", "weight_scale_inv"):
+            if part in self._parts:
+                yield self._parts[part].name, self._floats(part)
+        yield self._name, self.read(index)
 
     def quantized(self) -> Quantized | None:
         """Read the matrix in its stored blocks; None for fp8. Raises the errors of `read`."""

@@ -70,6 +70,10 @@ class SkippedLayers(PartOfSource):
         """Read a remaining weight in parts."""
         return self.whole.rows(self._name_in_whole(name))
 
+    def stored(self, name: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Yield the published tensors from which a remaining weight is read."""
+        return self.whole.stored(self._name_in_whole(name))
+
     def quantized(self, name: str) -> Quantized | None:
         """Read the blocks of a remaining weight."""
         return self.whole.quantized(self._name_in_whole(name))

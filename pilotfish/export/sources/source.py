@@ -86,6 +86,10 @@ class WeightSource(Protocol):
         """
         ...
 
+    def stored(self, name: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Yield the published tensors from which a weight is read, by their names, for errors."""
+        ...
+
     def blocks(self) -> Collection[str]:
         """Return the block types of the weights ("Q4_1", "gptq"); empty if they are floats.
 
@@ -120,6 +124,10 @@ class PartOfSource:
         self.special_tokens = whole.special_tokens
         self.bos_id = whole.bos_id
         self.eos_ids = whole.eos_ids
+
+    def stored(self, name: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Yield the published tensors from which a weight is read."""
+        return self.whole.stored(name)
 
     def blocks(self) -> Collection[str]:
         """Return the block types of the whole model's weights."""

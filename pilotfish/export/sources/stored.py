@@ -41,6 +41,10 @@ class StoredTensor(Protocol):
         """Read the tensor, or entry `index` of its first axis."""
         ...
 
+    def stored(self, index: int | None) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Yield name and values of what `read` reads, for errors."""
+        ...
+
 
 @dataclass(frozen=True)
 class PlainTensor:
@@ -57,6 +61,10 @@ class PlainTensor:
     def read(self, index: int | None) -> NDArray[np.float32]:
         """Read the tensor, or entry `index` of its first axis."""
         return self.file.tensor(self.name, index)
+
+    def stored(self, index: int | None) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Yield name and values of the tensor, or of its entry."""
+        yield self.name if index is None else f"{self.name}[{index}]", self.read(index)
 
     def rows(self) -> Iterator[NDArray[np.float32]]:
         """Read the tensor in parts of consecutive rows."""
@@ -102,6 +110,11 @@ class BlockTensor:
         values *= np.ldexp(np.float32(1), exponents)[..., None].astype(np.float32)
         result: NDArray[np.float32] = values.reshape(codes.shape[0], -1).T
         return result
+
+    def stored(self, index: int | None) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Yield name and values of the scales of an expert; only they can be unusable."""
+        exponents = self.scales.file.codes(self.scales.name, index or 0).astype(np.int32) - BIAS
+        yield f"{self.scales.name}[{index}]", np.ldexp(np.float32(1), exponents)
 
 
 def join_blocks(
