@@ -82,14 +82,19 @@ CONV = {
     "tie_word_embeddings": True,
     **rope(theta=1e6),
 }
-GEMMA4 = R | EIGHT | {
-    "vocab_size": 261,
-    "head_dim": 8,
-    "global_head_dim": 16,
-    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
-    "final_logit_softcapping": 30.0,
-    "hidden_size_per_layer_input": 0,
-} | each(rope("proportional", 1e6, partial_rotary_factor=0.25), rope(theta=1e4))
+GEMMA4 = (
+    R
+    | EIGHT
+    | {
+        "vocab_size": 261,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 2,
+        "final_logit_softcapping": 30.0,
+        "hidden_size_per_layer_input": 0,
+    }
+    | each(rope("proportional", 1e6, partial_rotary_factor=0.25), rope(theta=1e4))
+)
 PER_LAYER = {
     "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": 261,

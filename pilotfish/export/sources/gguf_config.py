@@ -21,7 +21,7 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_file import GgufFile
-from pilotfish.export.sources.gguf_layers import LAYER_KEYS, count_layers, read_layers
+from pilotfish.export.sources.gguf_layers import LAYER_KEYS, head_layers, read_layers
 from pilotfish.export.sources.gguf_names import (
     DIVISORS,
     EPSILON,
@@ -161,7 +161,7 @@ class _Translation:
                 f"{fields.where} has no token_embd.weight: it seems to contain a vocabulary "
                 "without a model"
             )
-        layers = count_layers(self._file, self._variant.name)
+        layers = head_layers(self._file, self._variant.name).start
         for key in ("block_count", "nextn_predict_layers", "feed_forward_length"):
             fields.mark_read(key)
         fields.count("context_length")
@@ -231,7 +231,11 @@ class _Translation:
             self._file_keys.setdefault(
                 self._architecture.key_names.get(meaning, meaning), self._full_key(key)
             )
-            if stated is None and meaning in NEEDED and self._architecture.keys[meaning] is not None:
+            if (
+                stated is None
+                and meaning in NEEDED
+                and self._architecture.keys[meaning] is not None
+            ):
                 raise self._fields.error(f"{self._full_key(key)} is missing")
             if stated is not None or meaning in defaults:
                 self._values[meaning] = defaults[meaning] if stated is None else stated
