@@ -107,18 +107,17 @@ class Quantized:
         )
 
     def take_columns(self, columns: NDArray[np.int64]) -> Quantized:
-        """Return these columns, of a weight without `order`; whole blocks are moved as they are."""
-        starts = columns.reshape(-1, self.block)[:, :1]
-        if (columns.reshape(-1, self.block) != starts + np.arange(self.block)).any() or (
-            starts % self.block
-        ).any():
+        """Return all columns in this order, of a weight without `order` and zero points.
+
+        Whole blocks move; if the order breaks blocks, `order` states it.
+        """
+        runs = columns.reshape(-1, self.block)
+        if (runs[:, 0] % self.block).any() or (np.diff(runs) != 1).any():
             return replace(self, order=np.argsort(columns))
-        blocks = starts[:, 0] // self.block
+        blocks = runs[:, 0] // self.block
+        offsets = None if self.offsets is None else self.offsets[:, blocks]
         return replace(
-            self,
-            codes=self.codes[:, columns],
-            scales=self.scales[:, blocks],
-            offsets=None if self.offsets is None else self.offsets[:, blocks],
+            self, codes=self.codes[:, columns], scales=self.scales[:, blocks], offsets=offsets
         )
 
     def fits(self, other: Quantized) -> bool:

@@ -146,6 +146,13 @@ def test_a_directory_of_it_cut_and_whole(tmp_path: Path, values: dict[str, Any])
     short = msgspec.structs.replace(config, layers=5)
     assert cut.manifest.dimensions.layers == short.layers
     assert np.isfinite(prefill(Decoder(cut), 0, text, rows=1).logits).all()
+    unread = (f"model.layers.5.self_attn.{part}.weight" for part in ("k_proj", "v_proj", "k_norm"))
+    published = stored | dict.fromkeys(unread, np.full((2, 2), 9, np.float32))
+    other = export_model(
+        str(write_directory(tmp_path / "p", values, weights=published, dtype="BF16")),
+        tmp_path / "published",
+    )
+    np.testing.assert_array_equal(prefill(Decoder(other), 0, text, rows=40).logits, exact)
     del stored[stored_name(names, "model.layers.3.self_attn.k_proj.weight")]
     write_directory(tmp_path / "n", values, weights=stored)
     with pytest.raises(ExportError, match=r"layers\.3\.self_attn\.k_proj\.weight"):

@@ -16,6 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from pilotfish.engines.onnx_decoder import Decoder, Pass
+from pilotfish.engines.runtime import SESSION_CONFIG
 from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
@@ -25,7 +26,7 @@ from pilotfish.export.sources.gguf_config import find_class, read_metadata
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.gguf_names import gguf_names
 from pilotfish.export.sources.tensor_names import find_weights
-from tests.support.converted import CONVERTED, write_checkpoint, write_converted
+from tests.support.converted import CONVERTED, made_weights, write_checkpoint, write_converted
 from tests.support.runnable import needs
 
 # What the converter leaves out, or writes otherwise.
@@ -82,7 +83,8 @@ def logits(source: Path, out: Path, **settings: Any) -> NDArray[np.float32]:
     return scores.logits.copy()
 
 
-@pytest.mark.parametrize("family", ["Gemma 3 4B", "Phi 4 mini", "SmolLM 3", "gpt-oss"])
+@pytest.mark.parametrize("family", ["Gemma 3 4B", "Gemma 4 E2B", "gpt-oss", "Phi 4 mini",
+                                    "Qwen 3.5 MoE", "SmolLM 3"])  # fmt: skip
 def test_its_graph_computes_what_the_checkpoints_does(tmp_path: Path, family: str) -> None:
     wanted = logits(write_checkpoint(tmp_path / "hf", family), tmp_path / "a")
     result = logits(write_converted(tmp_path / "m.gguf", family), tmp_path / "b")
@@ -90,16 +92,33 @@ def test_its_graph_computes_what_the_checkpoints_does(tmp_path: Path, family: st
     np.testing.assert_allclose(result, wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["Phi 4 mini", "Granite 3", "Qwen 3 MoE", "Granite MoE, shared"])
+@pytest.mark.parametrize(
+    "family",
+    ["Phi 4 mini", "Granite 3", "Qwen 3 MoE", "Granite MoE, shared", "Qwen 3.5 MoE", "Qwen3-Next",
+     "LFM2.5", "Gemma 4 26B-A4B"],
+)  # fmt: skip
 def test_blocks_are_kept_where_rows_move(tmp_path: Path, family: str) -> None:
     """Fused, interleaved and stacked tensors."""
     source = open_source(str(write_converted(tmp_path / "m.gguf", family, kind=Kind.Q8_0)))
     assert source.blocks() == ["Q8_0"]
     for name in source.names():
         selection, values = source.quantized(name), source.tensor(name)
-        assert (selection is not None) == (values.ndim == 2)
+        assert (selection is not None) == (values.ndim == 2 and values.shape[1] % 32 == 0)
         if selection is not None:
             np.testing.assert_array_equal(selection.floats(), values, name)
+
+
+@pytest.mark.parametrize("family", ["Qwen 3.5", "LFM2.5", "Gemma 4 26B-A4B"])
+def test_stored_blocks_compute_what_their_floats_do(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without rounding of the other factor; blocks are moved, or columns."""
+    needs("opset24")
+    monkeypatch.setitem(SESSION_CONFIG, "session.qdq_matmulnbits_accuracy_level", "0")
+    path = write_converted(tmp_path / "m.gguf", family, kind=Kind.Q8_0)
+    wanted = logits(path, tmp_path / "a", precision="fp32", dialect="opset24")
+    result = logits(path, tmp_path / "b", precision="stored", dialect="opset24")
+    np.testing.assert_allclose(result, wanted, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", ["Phi 4 mini", "Granite 3"])
@@ -207,6 +226,17 @@ def epsilon(config: ModelConfig) -> str:
         ("Pythia", {"use_parallel_residual": None}, r"use_parallel_residual is missing"),
         ("Gemma 3", {"block_count": None}, r"gemma3\.block_count is None"),
         ("StableLM 2", {"attention.layer_norm_epsilon": None}, r"layer_norm_epsilon is None"),
+        ("LFM2", {"attention.head_count_kv": [0, 1, 2, 0]}, r"model_type|lfm2"),
+        ("LFM2", {"attention.head_count_kv": [0, 0, 2]}, r"lfm2\.attention\.head_count_kv must be"),
+        ("LFM2", {"shortconv.l_cache": None}, r"lfm2\.shortconv\.l_cache is None"),
+        ("Qwen 3.5", {"rope.dimension_sections": [1, 0, 0, 0]}, r"qwen35\.rope\.dimension_sec"),
+        ("Qwen 3.5", {"ssm.inner_size": 33}, r"qwen35\.ssm\.inner_size 33 is not a multiple"),
+        ("Qwen 3.5", {"block_count": 3}, r"qwen35\.block_count 3"),
+        ("Qwen 3.5", {"nextn_predict_layers": 4}, r"qwen35\.nextn_predict_layers 4"),
+        ("Gemma 4 E4B", {"feed_forward_length": [64] * 7 + [128]}, r"blk\.4\.ffn_gate\.weight"),
+        ("Gemma 4 E2B", {"rope.dimension_count_swa": 4}, r"dimension_count_swa differs"),
+        ("Gemma 4 31B", {"attention.head_count_kv": [2] * 7 + [1]}, r"head_count_kv differs"),
+        ("Gemma 4 31B", {"attention.head_count_kv": [2] * 7}, r"head_count_kv must be"),
     ],
 )  # fmt: skip
 def test_what_is_said_otherwise_is_refused_in_the_words_of_the_file(
@@ -225,3 +255,64 @@ def test_a_pattern_may_be_a_number(tmp_path: Path) -> None:
     without = {"attention.sliding_window": 0}
     source = open_source(str(write_converted(tmp_path / "n.gguf", "Gemma 3", say=without)))
     assert source.config.window is None
+
+
+# --- tensors that are not read -------------------------------------------------------------------
+
+
+def test_a_multi_token_prediction_head_is_left_aside(tmp_path: Path) -> None:
+    usual = open_source(str(write_converted(tmp_path / "m.gguf", "Qwen 3.5")))
+    say = {
+        "block_count": 5,
+        "nextn_predict_layers": 1,
+        "attention.recurrent_layers": [True] * 3 + [False] * 2,
+    }
+    head = {
+        f"blk.4.{name}.weight": np.ones(32, np.float32) for name in ("attn_norm", "nextn.enorm")
+    }
+    path = write_converted(tmp_path / "n.gguf", "Qwen 3.5", say=say, more=head)
+    source = open_source(str(path))
+    assert source.description.left_out == ["blk.4"]
+    assert source.names() == usual.names()
+    assert plain(usual.config) == plain_numbers(source.config) | {"name": "m"}
+    trunk: dict[str, Any] = {name: None for name in GgufFile(path).tensors if "blk.4" not in name}
+    rest = {name: trunk[name] for name in trunk if name.startswith("blk.")}
+    path = write_converted(tmp_path / "o.gguf", "Qwen 3.5", say=say, more=head | rest)
+    with pytest.raises(ExportError, match="only the multi-token-prediction head"):
+        open_source(str(path))
+
+
+def test_keys_and_values_that_no_layer_reads_are_left_aside(tmp_path: Path) -> None:
+    """Published files have them in the layers that read another layer's."""
+    usual = open_source(str(write_converted(tmp_path / "m.gguf", "Gemma 4 E2B")))
+    parts = {"attn_k.weight": (32, 32), "attn_v.weight": (32, 32), "attn_k_norm.weight": (16,)}
+    more = {f"blk.7.{name}": np.ones(shape, np.float32) for name, shape in parts.items()}
+    file = open_source(str(write_converted(tmp_path / "n.gguf", "Gemma 4 E2B", more=more)))
+    assert file.names() == usual.names()
+
+
+def test_the_fused_projection_of_older_files_is_read(tmp_path: Path) -> None:
+    usual = open_source(str(write_converted(tmp_path / "m.gguf", "Qwen3-Next")))
+    made = CONVERTED["Qwen3-Next"]
+    fused = made_weights(made["stored"], made["layers"])
+    more: dict[str, Any] = {}
+    for i in range(3):
+        more[f"blk.{i}.ssm_in.weight"] = fused[f"model.layers.{i}.linear_attn.in_proj_qkvz.weight"]
+        more |= dict.fromkeys((f"blk.{i}.attn_qkv.weight", f"blk.{i}.attn_gate.weight"))
+    older = open_source(str(write_converted(tmp_path / "n.gguf", "Qwen3-Next", more=more)))
+    assert set(older.names()) == set(usual.names())
+    for name in usual.names():
+        np.testing.assert_array_equal(older.tensor(name), usual.tensor(name), name)
+
+
+def test_gemma_4_needs_its_rotary_divisors(tmp_path: Path) -> None:
+    path = write_converted(tmp_path / "m.gguf", "Gemma 4 31B", more={"rope_freqs.weight": None})
+    with pytest.raises(ExportError, match="has no rope_freqs"):
+        open_source(str(path))
+
+
+def test_rates_of_linear_attention_are_below_0(tmp_path: Path) -> None:
+    more = {"blk.1.ssm_a": np.zeros(4, np.float32)}
+    source = open_source(str(write_converted(tmp_path / "m.gguf", "Qwen 3.5", more=more)))
+    with pytest.raises(ExportError, match=r"blk\.1\.ssm_a must be below 0"):
+        source.tensor("model.layers.1.linear_attn.A_log")

@@ -277,10 +277,11 @@ def write_converted(
     *,
     say: Mapping[str, Any] | None = None,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    more: Mapping[str, NDArray[np.float32] | None] | None = None,
 ) -> Path:
     """Write the GGUF file that the converter made of it; `say`: other metadata, None = without.
 
-    kind: the type of matrices.
+    kind: the type of matrices. more: other tensors, None = without.
     """
     made = CONVERTED[family]
     architecture = made["architecture"]
@@ -291,11 +292,11 @@ def write_converted(
         if value is not None:
             add_setting(writer, f"{architecture}.{key}", value)
     add_byte_vocabulary(writer)
-    for name, value in weights.items():
-        plain = kind if "norm" not in name else gguf.GGMLQuantizationType.F32
-        add_tensor(writer, name, value, plain)
-    for name, values in made["extra"].items():
-        add_tensor(writer, name, np.array(values, np.float32), gguf.GGMLQuantizationType.F32)
+    extra = {name: np.array(values, np.float32) for name, values in made["extra"].items()}
+    for name, value in (weights | extra | dict(more or {})).items():
+        if value is not None:
+            whole = "norm" not in name and value.shape[-1] % 32 == 0
+            add_tensor(writer, name, value, kind if whole else gguf.GGMLQuantizationType.F32)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -76,7 +76,7 @@ QWEN = Architecture(
 
 RECURRENT: dict[str, Architecture] = {
     "lfm2": Architecture(
-        models="LFM2",
+        models="LFM2, LFM2.5",
         keys={
             **DECODER,
             "num_key_value_heads": 8,

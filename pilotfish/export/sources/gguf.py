@@ -20,9 +20,9 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.gguf_blocks import FORMATS
 from pilotfish.export.sources.gguf_config import find_class, read_metadata
 from pilotfish.export.sources.gguf_file import GgufFile
-from pilotfish.export.sources.gguf_layers import count_layers, layer_number
+from pilotfish.export.sources.gguf_layers import head_layers, layer_number
 from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT, gguf_names
-from pilotfish.export.sources.gguf_order import GgufOrder, full_shape
+from pilotfish.export.sources.gguf_order import full_shape, stored_order
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
 from pilotfish.export.sources.source import Progress
@@ -64,15 +64,16 @@ class GgufSource:
         model_type, variant = find_class(self._file)
         mixture = ARCHITECTURES[model_type].mixture
         self._names = gguf_names(variant, experts=mixture is not None)
-        layers = count_layers(self._file, variant.name)
+        self._variant = variant
+        aside = head_layers(self._file, variant.name)
         # Tensors with rotary factors are not weights.
         self._shapes = {
             name: info.shape
             for name, info in self._file.tensors.items()
-            if name not in {DIVISORS, SHORT, LONG} and layer_number(name) < layers
+            if name not in {DIVISORS, SHORT, LONG} and layer_number(name) not in aside
         }
-        beyond = {f"blk.{layer_number(name)}" for name in self._file.tensors}
-        self._left_out = sorted(beyond - {f"blk.{layer_number(name)}" for name in self._shapes})
+        numbers = sorted({*map(layer_number, self._file.tensors)})
+        self._left_out = [f"blk.{number}" for number in numbers if number in aside]
         self._origins = find_weights(self._names, self._shapes)
         stored_shapes = {
             name: self._shapes[origin.stored[0]] for name, origin in self._origins.items()
@@ -81,7 +82,6 @@ class GgufSource:
         self.config, settings = read_metadata(self._file, model_type, stored_shapes, model_keys)
         drop_unread(self._origins, self.config)
         self._slicer = TensorSlicer(self._names, self.config)
-        self._order = GgufOrder(variant, self.config)
         shapes = {
             name: full_shape(name, self._slicer.shape(name, origin, self._shapes))
             for name, origin in self._origins.items()
@@ -123,20 +123,14 @@ class GgufSource:
             raise ExportError(f"{self._file.path} has no weight {name}")
         origin = self._origins[name]
         values = self._slicer.take(name, origin, [self._read_stored(origin)])
-        rows = self._order.rows(name, len(values))
-        columns = self._order.columns(name, values.shape[-1])
-        values = values if rows is None else values[rows]
-        values = values if columns is None else values[:, columns]
+        for axis in range(min(values.ndim, 2)):
+            order = stored_order(self._variant, self.config, name, values.shape[axis], axis)
+            values = values if order is None else values.take(order, axis)
         if name.endswith(".linear_attn.A_log"):
-            values = self._log(origin.stored[0], values)
+            if not (values < 0).all():
+                raise ExportError(f"{self._file.path}: {origin.stored[0]} must be below 0")
+            values = np.log(-values.astype(np.float64)).astype(np.float32)
         return values.reshape(full_shape(name, values.shape))
-
-    def _log(self, stored: str, rates: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the logarithms of linear attention's negative rates."""
-        if not (rates < 0).all():
-            raise ExportError(f"{self._file.path}: {stored} has values that are not below 0")
-        logarithms: NDArray[np.float32] = np.log(-rates.astype(np.float64)).astype(np.float32)
-        return logarithms
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Read the embeddings and the head in parts, other weights as a single part."""
@@ -185,10 +179,11 @@ class GgufSource:
             blocks = blocks.take(self._slicer.rows(name, origin, len(blocks.codes)))
         if blocks is None:
             return None
-        rows = self._order.rows(name, len(blocks.codes))
-        columns = self._order.columns(name, blocks.codes.shape[1])
-        blocks = blocks if rows is None else blocks.take(rows)
-        return blocks if columns is None else blocks.take_columns(columns)
+        for axis, count in enumerate(blocks.codes.shape):
+            order = stored_order(self._variant, self.config, name, count, axis)
+            if order is not None:
+                blocks = blocks.take_columns(order) if axis else blocks.take(order)
+        return blocks
 
     def _stored_name(self, name: str) -> str:
         """Return the name of a weight in the file."""

@@ -21,7 +21,7 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf_file import GgufFile
-from pilotfish.export.sources.gguf_layers import LAYER_KEYS, count_layers, read_layers
+from pilotfish.export.sources.gguf_layers import LAYER_KEYS, head_layers, read_layers
 from pilotfish.export.sources.gguf_names import (
     DIVISORS,
     EPSILON,
@@ -160,7 +160,7 @@ class _Translation:
                 f"{fields.where} has no token_embd.weight: it seems to contain a vocabulary "
                 "without a model"
             )
-        layers = count_layers(self._file, self._variant.name)
+        layers = head_layers(self._file, self._variant.name).start
         for key in ("block_count", "nextn_predict_layers", "feed_forward_length"):
             fields.mark_read(key)
         fields.count("context_length")
