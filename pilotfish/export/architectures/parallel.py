@@ -95,7 +95,7 @@ VARIANTS: dict[str, Architecture] = {
     "cohere": COHERE,
     "cohere2": replace(
         COHERE,
-        models="Command R7B, Command A, the text model of Aya Vision",
+        models="Command R7B, Command A",
         keys={
             **{key: value for key, value in COHERE.keys.items() if key != "use_qk_norm"},
             "rope_theta": 1e4,

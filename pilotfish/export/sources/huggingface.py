@@ -48,7 +48,7 @@ from pilotfish.export.sources.tensor_names import (
     stored_name,
 )
 from pilotfish.export.sources.weight_check import FileSettings, check_weights
-from pilotfish.export.sources.wrapped import text_config, text_weights
+from pilotfish.export.sources.wrapped import check_logits, text_config, text_weights
 from pilotfish.export.weights import EMBEDDING, HEAD, LAYER, wildcard_name
 
 log = logging.getLogger("pilotfish.export")
@@ -354,7 +354,11 @@ def describe_directory(path: Path, location: str, ignored: Collection[str]) -> D
     text_values = text_config(values, where)
     name = location.rpartition("/")[2]
     model_keys = set(ignored) - IGNORABLE
-    return Description(values if text_values is None else text_values, name, where, model_keys)
+    if text_values is None:
+        return Description(values, name, where, model_keys)
+    description = Description(text_values, name, where, model_keys)
+    check_logits(values, description.config, where)
+    return description
 
 
 def _read_config(path: Path) -> dict[str, Any]:

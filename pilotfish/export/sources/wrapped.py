@@ -11,10 +11,10 @@ from typing import Any
 
 from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.model_config import ModelConfig
 
 # model_type of a wrapper → default model_type of its text_config.
 TEXT_TYPES = {
-    "aya_vision": "cohere2",
     "exaone4_5": "exaone4",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
@@ -43,6 +43,8 @@ INSIDE = (
 )
 HEADS = ("lm_head.",)
 OUTER_KEYS = ("bos_token_id", "eos_token_id", "quantization_config")
+# Wrappers that change logits as their text model does; transformers' others only apply the head.
+CHANGED_LOGITS = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "paligemma")
 
 
 def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
@@ -69,6 +71,22 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         config[key] = tied[0]
     outer = {name: values.get(name) for name in OUTER_KEYS}
     return config | {name: value for name, value in outer.items() if value is not None}
+
+
+def check_logits(values: Mapping[str, Any], text: ModelConfig, where: str) -> None:
+    """Check that a wrapper computes the same logits as its text model alone.
+
+    Raises:
+        ExportError: if transformers leaves out a factor or a limit of the text model's logits.
+    """
+    changed = {"factor": text.logit_scale != 1.0, "limit": text.logit_cap is not None}
+    if any(changed.values()) and values.get("model_type") not in CHANGED_LOGITS:
+        kind = next(name for name in changed if changed[name])
+        raise ExportError(
+            f"{where}: {text.model_type} has a {kind} of its logits, which transformers leaves "
+            f"out within {values.get('model_type')} and other programs apply: give the text model "
+            "alone, with text_config as its config.json"
+        )
 
 
 def text_weights(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:
