@@ -170,7 +170,7 @@ def huggingface_directory(source: WeightSource, work: Path) -> Path:
         out / "model.safetensors",
         metadata={"format": "pt"},
     )
-    (out / "tokenizer.json").write_text(source.tokenizer_json)
+    (out / "tokenizer.json").write_text(source.vocabulary.tokenizer_json)
     (out / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
     )
@@ -192,8 +192,8 @@ def huggingface_directory(source: WeightSource, work: Path) -> Path:
                 "tie_word_embeddings": config.tied,
                 "hidden_act": "silu",
                 "torch_dtype": "float32",
-                "bos_token_id": source.bos_id,
-                "eos_token_id": source.eos_ids[0],
+                "bos_token_id": source.vocabulary.bos_id,
+                "eos_token_id": source.vocabulary.eos_ids[0],
             }
         )
     )

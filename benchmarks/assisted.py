@@ -86,9 +86,9 @@ class Peer:
             "rms_norm_eps": config.norm_eps,
             "rope_parameters": {"rope_type": "default", "rope_theta": plain_theta(config)},
             "tie_word_embeddings": config.tied,
-            "bos_token_id": source.bos_id,
-            "eos_token_id": source.eos_ids,
-            "pad_token_id": source.eos_ids[0],
+            "bos_token_id": source.vocabulary.bos_id,
+            "eos_token_id": source.vocabulary.eos_ids,
+            "pad_token_id": source.vocabulary.eos_ids[0],
         }
         weights = {name: _tensor(source.tensor(name)) for name in source.names()}
         family = FAMILIES[config.model_type]
@@ -99,7 +99,8 @@ class Peer:
         ).eval()
         kind = transformers.PreTrainedTokenizerFast
         self.tokenizer = kind(
-            tokenizer_object=_tokenizer(source), eos_token=_piece(source, source.eos_ids[0])
+            tokenizer_object=_tokenizer(source),
+            eos_token=_piece(source, source.vocabulary.eos_ids[0]),
         )
 
     def watch(self, ended: Callable[[], None]) -> None:
@@ -116,7 +117,7 @@ def _tensor(values: np.ndarray) -> Any:
 def _tokenizer(source: WeightSource) -> Any:
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_str(source.tokenizer_json)
+    return Tokenizer.from_str(source.vocabulary.tokenizer_json)
 
 
 def _piece(source: WeightSource, token: int) -> str:

@@ -136,7 +136,9 @@ def main() -> int:
         work = args.work or Path(scratch)
         work.mkdir(parents=True, exist_ok=True)
         source = open_source(args.source)
-        tokens = np.random.default_rng(0).integers(0, source.vocab_size, max(CONTEXTS) + 64)
+        tokens = np.random.default_rng(0).integers(
+            0, source.vocabulary.vocab_size, max(CONTEXTS) + 64
+        )
         for precision in PRECISIONS:
             engines = load(precision, source, work, steps)
             rows += measure(engines, precision, tokens, 4 if args.quick else 15, steps)

@@ -102,11 +102,10 @@ class _TargetTexts(NamedTuple):
 def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArray[np.int64]:
     """Return the source's tokens to keep, ascending, i64 [N]; print their share of the texts."""
     with export_tools():
-        from pilotfish.export.chat_check import build_vocabulary
         from pilotfish.export.head_tokens import choose_tokens, count_tokens, read_texts
     assert settings.keep_tokens is not None
-    vocabulary = build_vocabulary(source)
-    counts = np.zeros(source.vocab_size, np.int64)
+    vocabulary = source.vocabulary
+    counts = np.zeros(vocabulary.vocab_size, np.int64)
     choose_tokens(
         source, settings.keep_tokens, counts
     )  # called here so that a wrong number fails before the work
@@ -120,12 +119,12 @@ def choose_kept_tokens(source: "WeightSource", settings: KeepSettings) -> NDArra
             else:
                 texts = read_texts(Path(text))
             counted = _with_progress(texts, text, display.show)
-            counts += count_tokens(counted, vocabulary.tokenizer, source.vocab_size)
+            counts += count_tokens(counted, vocabulary.tokenizer, vocabulary.vocab_size)
     some = [shared for shared in targets if shared is not None]
     # None if a target has all tokens: then every token can be drafted
     useful = np.logical_or.reduce(some) if some and len(some) == len(targets) else None
     tokens = choose_tokens(source, settings.keep_tokens, counts, useful)
-    _print_summary(counts, tokens, useful, source.vocab_size)
+    _print_summary(counts, tokens, useful, vocabulary.vocab_size)
     return tokens
 
 

@@ -13,7 +13,6 @@ from pilotfish.engines.engine_errors import TemplateError
 from pilotfish.engines.vocabulary import Vocabulary, used_templates
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
-from pilotfish.export.sources.source import WeightSource
 
 log = logging.getLogger("pilotfish.export")
 _PLACES = (
@@ -22,27 +21,13 @@ _PLACES = (
 )
 
 
-def build_vocabulary(source: WeightSource) -> Vocabulary:
-    """Build the vocabulary that an artifact made from this source will have."""
-    return Vocabulary(
-        model=source.config.name,
-        tokenizer_json=source.tokenizer_json,
-        vocab_size=source.vocab_size,
-        bos_id=source.bos_id,
-        eos_ids=source.eos_ids,
-        chat_template=source.chat_template,
-        chat_templates=used_templates(source.chat_templates),
-        special_tokens=source.special_tokens,
-    )
-
-
 def check_chat(vocabulary: Vocabulary) -> list[str]:
     """Check chat templates and end tokens; log and return the warnings, a sentence each.
 
     Raises:
         ExportError: if a chat template does not compile; the message names the template's line.
     """
-    for name, source in vocabulary.chat_templates.items():
+    for name, source in used_templates(vocabulary.chat_templates).items():
         _check_template(msgspec.structs.replace(vocabulary, chat_template=source), f" {name}")
     _check_template(vocabulary, "")
     warnings = list(_end_warnings(vocabulary))

@@ -13,9 +13,7 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
-import msgspec
-
-from pilotfish.engines.artifact import Artifact, file_sha256
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.genai.genai_config import HIDDEN_STATES, GenaiConfig, read_genai_config
 from pilotfish.engines.manifest import (
@@ -25,18 +23,17 @@ from pilotfish.engines.manifest import (
     MANIFEST_NAME,
     TOKENIZER_NAME,
     Dimensions,
-    Manifest,
     Source,
 )
 from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.engines.vocabulary import Vocabulary, used_templates
+from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.atomic import link_or_copy, replacing
 from pilotfish.export.chat_check import check_chat
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.genai_graph import GenaiGraph, read_graph
+from pilotfish.export.manifest_writer import write_manifest
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_tokenizer import (
-    TEMPLATE_KEY,
     drop_tokens_beyond,
     expect_tokens,
     read_end_tokens,
@@ -44,7 +41,7 @@ from pilotfish.export.sources.huggingface_tokenizer import (
     read_templates,
     read_tokenizer,
 )
-from pilotfish.export.sources.source import Progress
+from pilotfish.export.sources.source import Progress, silent
 
 log = logging.getLogger("pilotfish.export")
 
@@ -64,7 +61,7 @@ def copy_genai(
         ExportError: if the folder is damaged or does not come from the builder, or if its model,
         tokenizer or chat template is unusable.
     """
-    report = progress or _silent
+    report = progress or silent
     folder = Path(source)
     if not (folder / GENAI_NAME).is_file():
         raise ExportError(
@@ -83,12 +80,7 @@ def copy_genai(
             graph.context,
             graph.reason,
         )
-    template, named = (None, {}) if TEMPLATE_KEY in ignored else read_templates(folder)
-    templates = [template or "", *named.values()]
-    text, tokenizer_files = read_tokenizer(folder, ignored)
-    expect_tokens(folder, text, templates)
-    text, dropped = drop_tokens_beyond(text, graph.form.widths["logits"], templates)
-    vocabulary = _vocabulary(folder, config, text, template, named)
+    vocabulary, tokenizer_files, dropped = _vocabulary(folder, config, graph, ignored)
     warnings = check_chat(vocabulary)
     with replacing(Path(out)) as directory:
         [name, *data] = graph.files
@@ -101,102 +93,79 @@ def copy_genai(
             link_or_copy(folder / name_in_source, directory / target)
         # Hash the artifact's files, because the source's files may change at any time.
         digests = hash_files([directory / target for target in targets.values()], report)
-        tokenizer = directory / TOKENIZER_NAME
-        tokenizer.write_text(text, encoding="utf-8")
-        digests[TOKENIZER_NAME] = file_sha256(tokenizer)
         read = {name_in_source: digests[target] for name_in_source, target in targets.items()}
         origin = Source(
             kind="directory",
             location=folder.resolve().name,
-            sha256=read | hash_files(tokenizer_files, _silent),
+            sha256=read | hash_files(tokenizer_files, silent),
             ignored_keys=list(ignored),
             left_out=dropped,
         )
-        opened = _open_tokenizer(tokenizer, graph)
-        manifest = msgspec.structs.replace(
-            _manifest(graph, config, origin, digests, opened, vocabulary),
-            chat_templates=named,
+        section = config.model.decoder
+        write_manifest(
+            directory,
+            vocabulary,
+            digests,
+            source=origin,
+            architecture=config.model.type,
+            precision=GENAI,
+            dialect=GENAI,
+            opset=graph.opset,
+            dimensions=Dimensions(
+                layers=section.num_hidden_layers,
+                hidden=section.hidden_size,
+                heads=section.num_attention_heads,
+                kv_heads=section.num_key_value_heads,
+                head_dim=section.head_size,
+                # a placeholder: the real width is unknown and not used
+                intermediate=section.hidden_size,
+                context=graph.context,
+            ),
+            padded_vocab_size=graph.form.widths["logits"],
+            kv_dtype=graph.form.kv_dtype,
             warnings=warnings,
+            window=graph.window,
+            trees=False,
+            hidden_states=HIDDEN_STATES in graph.form.widths,
         )
-        (directory / MANIFEST_NAME).write_bytes(manifest.encode())
     return Artifact.open(out)
 
 
-def _open_tokenizer(path: Path, graph: GenaiGraph) -> Tokenizer:
-    """Open the tokenizer; refuse one with more tokens than the graph has logits."""
-    try:
-        tokenizer = Tokenizer(path)
-    except ArtifactError as error:
-        raise ExportError(f"the folder's tokenizer is unusable: {error}") from None
-    if tokenizer.vocab_size > graph.form.widths["logits"]:
-        raise ExportError(
-            f"the folder's tokenizer has {tokenizer.vocab_size} tokens, but its graph has "
-            "logits of only "
-            f"{graph.form.widths['logits']}"
-        )
-    return tokenizer
-
-
 def _vocabulary(
-    folder: Path, config: GenaiConfig, text: str, template: str | None, named: dict[str, str]
-) -> Vocabulary:
+    folder: Path, config: GenaiConfig, graph: GenaiGraph, ignored: Collection[str]
+) -> tuple[Vocabulary, list[Path], list[str]]:
+    """Read the vocabulary; return it, its files, and the tokens that the graph does not have.
+
+    Raises:
+        ExportError: if the tokenizer is unusable, or has more tokens than the graph has logits.
+    """
+    template, named = read_templates(folder, ignored)
+    templates = [template or "", *named.values()]
+    text, files = read_tokenizer(folder, ignored)
+    expect_tokens(folder, text, templates)
+    logits = graph.form.widths["logits"]
+    text, dropped = drop_tokens_beyond(text, logits, templates)
     try:
         size = Tokenizer.from_json(text).vocab_size
     except ArtifactError as error:
         raise ExportError(f"the folder's tokenizer is unusable: {error}") from None
+    if size > logits:
+        raise ExportError(
+            f"the folder's tokenizer has {size} tokens, but its graph has logits of only {logits}"
+        )
     special = read_special_tokens(folder, text)
     begin = config.model.bos_token_id
-    return Vocabulary(
+    vocabulary = Vocabulary(
         model=folder.resolve().name,
         tokenizer_json=text,
         vocab_size=size,
         bos_id=begin if begin is not None and 0 <= begin < size else None,
         eos_ids=read_end_tokens(_end_ids(folder, config, size), special, text),
         chat_template=template,
-        chat_templates=used_templates(named),
+        chat_templates=named,
         special_tokens=special,
     )
-
-
-def _manifest(
-    graph: GenaiGraph,
-    config: GenaiConfig,
-    source: Source,
-    digests: dict[str, str],
-    tokenizer: Tokenizer,
-    vocabulary: Vocabulary,
-) -> Manifest:
-    section, size = config.model.decoder, tokenizer.vocab_size
-    return Manifest(
-        model=source.location,
-        source=source,
-        architecture=config.model.type,
-        precision=GENAI,
-        dialect=GENAI,
-        opset=graph.opset,
-        dimensions=Dimensions(
-            layers=section.num_hidden_layers,
-            hidden=section.hidden_size,
-            heads=section.num_attention_heads,
-            kv_heads=section.num_key_value_heads,
-            head_dim=section.head_size,
-            # a placeholder: the real width is unknown and not used
-            intermediate=section.hidden_size,
-            context=graph.context,
-        ),
-        vocab_size=size,
-        padded_vocab_size=graph.form.widths["logits"],
-        kv_dtype=graph.form.kv_dtype,
-        bos_id=vocabulary.bos_id,
-        eos_ids=vocabulary.eos_ids,
-        chat_template=vocabulary.chat_template,
-        special_tokens=vocabulary.special_tokens,
-        tokenizer_fingerprint=tokenizer.fingerprint,
-        files=digests,
-        window=graph.window,
-        trees=False,
-        hidden_states=HIDDEN_STATES in graph.form.widths,
-    )
+    return vocabulary, files, dropped
 
 
 def _end_ids(folder: Path, config: GenaiConfig, size: int) -> list[int]:
@@ -208,7 +177,3 @@ def _end_ids(folder: Path, config: GenaiConfig, size: int) -> list[int]:
             "tokens"
         )
     return list(dict.fromkeys(ids))
-
-
-def _silent(label: str, done: int, total: int | None) -> None:
-    """Report no progress."""

@@ -13,30 +13,25 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
-from pilotfish.engines.artifact import Artifact, file_sha256
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import (
     GGUF_NAME,
     LLAMACPP,
-    MANIFEST_NAME,
     MOST_LAYERS,
-    TOKENIZER_NAME,
     Dimensions,
-    Manifest,
     Source,
 )
-from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.engines.vocabulary import Vocabulary, used_templates
 from pilotfish.export.atomic import link_or_copy, replacing
 from pilotfish.export.chat_check import check_chat
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.manifest_writer import write_manifest
 from pilotfish.export.sources.default import DEFAULT, REQUIREMENT, fetch_default
 from pilotfish.export.sources.fields import Fields
+from pilotfish.export.sources.gguf import gguf_vocabulary
 from pilotfish.export.sources.gguf_config import PRECISION_SUFFIX
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.hashing import hash_files
-from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
-from pilotfish.export.sources.source import Progress
-from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
+from pilotfish.export.sources.source import Progress, silent
 
 # Key prefixes of models with recurrent states (Mamba, RWKV, LFM2, hybrids).
 STATES = ("ssm.", "wkv.", "shortconv.")
@@ -60,7 +55,7 @@ def copy_gguf(
         ExportError: if the file is not a complete GGUF file, if a weight is NaN or infinite, or if
         the model, tokenizer or chat template is unusable.
     """
-    report = progress or _silent
+    report = progress or silent
     kind: Literal["default", "gguf"] = "default" if source == DEFAULT else "gguf"
     path = fetch_default(report) if kind == "default" else Path(source)
     if not path.is_file():
@@ -69,32 +64,19 @@ def copy_gguf(
         )
     file = GgufFile(path)
     dimensions, architecture = _dimensions(file), str(file.metadata["general.architecture"])
-    vocabulary = GgufVocabulary(file.metadata, path)
+    vocabulary = gguf_vocabulary(file, PRECISION_SUFFIX.sub("", path.stem), ignored)
     tokens = file.metadata["tokenizer.ggml.tokens"]
-    assert isinstance(tokens, list)  # checked by GgufVocabulary
-    template, named = (None, {}) if TEMPLATE_KEY in ignored else gguf_templates(file.metadata)
-    model = PRECISION_SUFFIX.sub("", path.stem)
-    warnings = check_chat(
-        Vocabulary(
-            model=model,
-            tokenizer_json=vocabulary.tokenizer_json,
-            vocab_size=vocabulary.size,
-            bos_id=vocabulary.bos_id,
-            eos_ids=vocabulary.eos_ids,
-            chat_template=template,
-            chat_templates=used_templates(named),
-            special_tokens=vocabulary.special_tokens,
-        )
-    )
+    assert isinstance(tokens, list)  # checked by `gguf_vocabulary`
+    warnings = check_chat(vocabulary)
     with replacing(Path(out)) as directory:
         link_or_copy(path, directory / GGUF_NAME)
         # Hash the artifact's file, because the source's file may change at any time.
         [digest] = hash_files([directory / GGUF_NAME], report).values()
         GgufFile(directory / GGUF_NAME).check_numbers()
-        tokenizer = directory / TOKENIZER_NAME
-        tokenizer.write_text(vocabulary.tokenizer_json, encoding="utf-8")
-        manifest = Manifest(
-            model=model,
+        write_manifest(
+            directory,
+            vocabulary,
+            {GGUF_NAME: digest},
             source=Source(
                 kind=kind,
                 location=REQUIREMENT if kind == "default" else path.name,
@@ -106,19 +88,10 @@ def copy_gguf(
             dialect=LLAMACPP,
             opset=None,
             dimensions=dimensions,
-            vocab_size=vocabulary.size,
             padded_vocab_size=len(tokens),
             kv_dtype="float32",
-            bos_id=vocabulary.bos_id,
-            eos_ids=vocabulary.eos_ids,
-            chat_template=template,
-            chat_templates=named,
-            special_tokens=vocabulary.special_tokens,
             warnings=warnings,
-            tokenizer_fingerprint=Tokenizer(tokenizer).fingerprint,
-            files={GGUF_NAME: digest, TOKENIZER_NAME: file_sha256(tokenizer)},
         )
-        (directory / MANIFEST_NAME).write_bytes(manifest.encode())
     return Artifact.open(out)
 
 
@@ -194,7 +167,3 @@ def _expert_width(settings: Mapping[str, object], hidden: int) -> int:
     """Return the inner width of an expert, for models with experts in every layer."""
     width = settings.get("expert_feed_forward_length", hidden)
     return width if isinstance(width, int) else hidden
-
-
-def _silent(label: str, done: int, total: int | None) -> None:
-    """Report no progress."""

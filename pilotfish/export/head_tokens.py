@@ -48,7 +48,7 @@ def choose_tokens(
         ExportError: if `count` is not less than the vocabulary, or is less than the number of
         tokens that must be kept.
     """
-    size = source.vocab_size
+    size = source.vocabulary.vocab_size
     if count >= size:
         raise ExportError(
             f"{source.config.name} has {size} tokens: --keep-tokens must be less than that "
@@ -71,9 +71,10 @@ def choose_tokens(
 
 def needed_tokens(source: WeightSource) -> Counts:
     """Return the ids that must be kept: end tokens, and control tokens in the chat templates."""
-    tokenizer = Tokenizer.from_json(source.tokenizer_json)
-    named = tokenizer.named_controls([source.chat_template or "", *source.chat_templates.values()])
-    return np.array(sorted({*source.eos_ids, *named}), np.int64)
+    vocabulary = source.vocabulary
+    templates = [vocabulary.chat_template or "", *vocabulary.chat_templates.values()]
+    named = vocabulary.tokenizer.named_controls(templates)
+    return np.array(sorted({*vocabulary.eos_ids, *named}), np.int64)
 
 
 def count_tokens(texts: Iterable[str], tokenizer: Tokenizer, size: int) -> Counts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,19 +25,16 @@ from pilotfish.engines.manifest import (
     LLAMACPP,
     MANIFEST_NAME,
     STORED,
-    TOKENIZER_NAME,
     CachedLayer,
     Dimensions,
-    Manifest,
     Precision,
     RecurrentStates,
 )
 from pilotfish.engines.runtime import runtime_version
 from pilotfish.engines.states import WINDOW
-from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.atomic import replacing
 from pilotfish.export.calibration import Calibration
-from pilotfish.export.chat_check import build_vocabulary, check_chat
+from pilotfish.export.chat_check import check_chat
 from pilotfish.export.checked_weights import CheckedWeights
 from pilotfish.export.cost import measure_cost
 from pilotfish.export.dialects import Dialect, choose_dialect
@@ -45,6 +43,7 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.genai_copy import copy_genai
 from pilotfish.export.gguf_copy import copy_gguf
 from pilotfish.export.graph import GraphWriter
+from pilotfish.export.manifest_writer import write_manifest
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.network import write_network
 from pilotfish.export.sources import Progress, WeightSource, open_source
@@ -116,20 +115,25 @@ def export_model(
             f"{config.name} stores its weights as floats, so there are no blocks to keep: choose "
             "--precision fp32, fp16, int8 or int4"
         )
-    warnings = check_chat(build_vocabulary(weights))
+    warnings = check_chat(weights.vocabulary)
     with replacing(Path(out)) as directory:
         digests, calibrated = _write_graph(weights, config, directory, precision, kind, progress)
         if head_tokens is not None:
             digests[HEAD_TOKENS_NAME] = _write_tokens(directory / HEAD_TOKENS_NAME, head_tokens)
-        tokenizer = directory / TOKENIZER_NAME
-        tokenizer.write_text(weights.tokenizer_json, encoding="utf-8")
-        digests[TOKENIZER_NAME] = file_sha256(tokenizer)
-        fingerprint = Tokenizer(tokenizer).fingerprint
-        manifest = _manifest(weights, config, precision, kind, fingerprint, digests)
-        manifest = msgspec.structs.replace(
-            manifest, warnings=warnings, calibrated_matrices=calibrated
+        manifest = write_manifest(
+            directory,
+            weights.vocabulary,
+            digests,
+            source=weights.description,
+            precision=precision,
+            head=HEADS.get(precision),
+            dialect=kind.name,
+            opset=kind.opset,
+            kv_dtype="float16" if precision == "fp16" else "float32",
+            warnings=warnings,
+            calibrated_matrices=calibrated,
+            **_described(config),
         )
-        (directory / MANIFEST_NAME).write_bytes(manifest.encode())
         if check and precision != "fp32":
             cost = measure_cost(weights, config, directory, progress)
             manifest = msgspec.structs.replace(manifest, cost=cost)
@@ -223,8 +227,7 @@ def _write_graph(
         graph = GraphWriter(data, DATA_NAME)
         net = kind(graph, config, CheckedWeights(source, precision, progress), precision)
         if net.forms.bits == BITS:
-            vocabulary = build_vocabulary(source)
-            calibration = Calibration(source, config, vocabulary, directory, progress)
+            calibration = Calibration(source, config, source.vocabulary, directory, progress)
             net.forms.round_matrices = calibration.round
         write_network(net, config)
         graph.save(directory / GRAPH_NAME, opset=kind.opset)
@@ -235,23 +238,11 @@ def _write_graph(
     return digests, calibration.matrices or None if calibration else None
 
 
-def _manifest(
-    source: WeightSource,
-    config: ModelConfig,
-    precision: Precision,
-    kind: type[Dialect],
-    fingerprint: str,
-    digests: dict[str, str],
-) -> Manifest:
-    return Manifest(
-        model=config.name,
-        source=source.description,
-        architecture=config.model_type,
-        precision=precision,
-        head=HEADS.get(precision),
-        dialect=kind.name,
-        opset=kind.opset,
-        dimensions=Dimensions(
+def _described(config: ModelConfig) -> dict[str, Any]:
+    """Return the fields of the manifest that follow from the configuration."""
+    return {
+        "architecture": config.model_type,
+        "dimensions": Dimensions(
             layers=config.layers,
             hidden=config.hidden,
             heads=config.heads,
@@ -260,23 +251,14 @@ def _manifest(
             intermediate=config.intermediate,
             context=config.context,
         ),
-        vocab_size=source.vocab_size,
-        padded_vocab_size=config.vocab_size,
-        kv_dtype="float16" if precision == "fp16" else "float32",
-        bos_id=source.bos_id,
-        eos_ids=source.eos_ids,
-        chat_template=source.chat_template,
-        chat_templates=source.chat_templates,
-        special_tokens=source.special_tokens,
-        tokenizer_fingerprint=fingerprint,
-        files=digests,
-        window=config.window,
-        states=_states(config),
-        caches=_caches(config),
-        head_tokens=config.head_tokens,
-        mask_token=config.mask_token,
-        drafts_per_pass=config.drafts_per_pass,
-    )
+        "padded_vocab_size": config.vocab_size,
+        "window": config.window,
+        "states": _states(config),
+        "caches": _caches(config),
+        "head_tokens": config.head_tokens,
+        "mask_token": config.mask_token,
+        "drafts_per_pass": config.drafts_per_pass,
+    }
 
 
 def _write_tokens(path: Path, tokens: NDArray[np.int64]) -> str:

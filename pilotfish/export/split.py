@@ -30,8 +30,8 @@ from pilotfish.export.atomic import replacing
 from pilotfish.export.checked_weights import check_tensors
 from pilotfish.export.data_file import DataFile
 from pilotfish.export.export_errors import ExportError
-from pilotfish.export.sources import Progress
 from pilotfish.export.sources.mapped_file import MappedFile
+from pilotfish.export.sources.source import Progress, silent
 from pilotfish.export.stage_graphs import StageGraphs
 
 Graphs = Mapping[str, ModelProto]  # file name → graph
@@ -61,7 +61,7 @@ def split_artifact(
         ExportError: if the model cannot be cut this way, or `out` has other content than stages.
     """
     artifact = Artifact.open(path)
-    report = progress or _silent
+    report = progress or silent
     cuts = plan_cuts(artifact, stages, layers)
     check_head(artifact)
     if artifact.manifest.states is not None:
@@ -153,10 +153,6 @@ def _are_stages(folder: Path) -> bool:
         child.name.startswith("stage-") and (child / MANIFEST_NAME).is_file()
         for child in folder.iterdir()
     )
-
-
-def _silent(label: str, done: int, total: int | None) -> None:
-    """Report no progress."""
 
 
 # --- graphs and their weights --------------------------------------------------------------------

@@ -25,8 +25,7 @@ def artifact(path: Path, seed: int, template: str = TEMPLATE) -> Path:
     source = RandomSource(
         config, seed, vocab=tokenizer.vocab_size, sharpness=2.0, template=template
     )
-    source.tokenizer_json = tokenizer._json
-    source.eos_ids = [2]
+    source.change_vocabulary(tokenizer_json=tokenizer._json, eos_ids=[2])
     export_model(source, path)
     return path
 

@@ -64,7 +64,8 @@ VOCABULARIES = {
 @cache
 def template(name: str, vocabulary: str) -> ChatTemplate:
     if name == "smollm2":
-        source = GgufSource(fetch_default(lambda *step: None), lambda *step: None).chat_template
+        opened = GgufSource(fetch_default(lambda *step: None), lambda *step: None)
+        source = opened.vocabulary.chat_template
     else:
         source = (TEMPLATES / f"{name}.jinja").read_text("utf-8")
     assert source is not None

@@ -35,9 +35,9 @@ def silent(label: str, done: int, total: int | None) -> None:
 def test_a_list_in_the_settings(tmp_path: Path) -> None:
     files = {"tokenizer_config.json": {"chat_template": SEVERAL}}
     source = DirectorySource(write_directory(tmp_path, files=files), silent)
-    assert (source.chat_template, source.chat_templates) == ("usual", NAMED)
+    assert (source.vocabulary.chat_template, source.vocabulary.chat_templates) == ("usual", NAMED)
     cut = FirstLayers(source, 1)
-    assert (cut.chat_template, cut.chat_templates) == ("usual", NAMED)
+    assert (cut.vocabulary.chat_template, cut.vocabulary.chat_templates) == ("usual", NAMED)
 
 
 def test_files_of_their_own_come_first(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_gguf(tmp_path: Path) -> None:
         "tokenizer.chat_template.rag": "sources",
     }
     source = GgufSource(write_gguf(tmp_path / "a.gguf", settings=settings), silent)
-    assert (source.chat_template, source.chat_templates) == ("usual", NAMED)
+    assert (source.vocabulary.chat_template, source.vocabulary.chat_templates) == ("usual", NAMED)
 
 
 def test_the_manifest_keeps_them(tmp_path: Path) -> None:

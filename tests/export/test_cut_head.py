@@ -213,12 +213,12 @@ def test_the_most_frequent_are_kept_and_then_the_lowest(
     tokens = choose_tokens(source, count, counts, useful if some else None)
     assert len(tokens) == count
     assert (np.diff(tokens) > 0).all()
-    assert {*source.eos_ids} <= {*tokens.tolist()}
+    assert {*source.vocabulary.eos_ids} <= {*tokens.tolist()}
 
     def rank(id: int) -> tuple[bool, int, int]:
         return (some and not useful[id], -int(counts[id]), id)
 
-    inside = [rank(id) for id in tokens.tolist() if id not in source.eos_ids]
+    inside = [rank(id) for id in tokens.tolist() if id not in source.vocabulary.eos_ids]
     outside = [rank(id) for id in range(128) if id not in tokens]
     assert not inside or not outside or max(inside) < min(outside)
 
@@ -229,7 +229,7 @@ def test_numbers_that_cannot_be_are_refused() -> None:
     for count in (128, 500):
         with pytest.raises(ExportError, match=f"has 128 tokens: .* not {count}"):
             choose_tokens(source, count, counts)
-    source.eos_ids = [3, 127]
+    source.change_vocabulary(eos_ids=[3, 127])
     with pytest.raises(ExportError, match="needs 2 tokens to end answers and turns"):
         choose_tokens(source, 1, counts)
 
@@ -237,7 +237,7 @@ def test_numbers_that_cannot_be_are_refused() -> None:
 def test_control_tokens_that_a_template_writes_are_kept(tmp_path: Path) -> None:
     source = open_source("default")
     needed = {
-        Tokenizer.from_json(source.tokenizer_json).piece(id)
+        Tokenizer.from_json(source.vocabulary.tokenizer_json).piece(id)
         for id in needed_tokens(source).tolist()
     }
     assert {"<|im_start|>", "<|im_end|>"} <= needed
@@ -246,7 +246,7 @@ def test_control_tokens_that_a_template_writes_are_kept(tmp_path: Path) -> None:
 
 def test_tokens_are_counted() -> None:
     source = RandomSource(tiny_config(), 1)
-    tokenizer = Tokenizer.from_json(source.tokenizer_json)
+    tokenizer = Tokenizer.from_json(source.vocabulary.tokenizer_json)
     counts = count_tokens(["abc", "", "a b"], tokenizer, 128)
     expected = np.zeros(128, np.int64)
     for id in (*tokenizer.encode("abc"), *tokenizer.encode("a b")):

@@ -150,7 +150,7 @@ def test_an_artifact_that_is_not_valid_replaces_nothing(tmp_path):
     """An end of text in a padding row makes a manifest that no program opens."""
     before = tiny_artifact(tmp_path / "a", seed=1).manifest
     source = RandomSource(tiny_config(vocab_size=128), seed=2, vocab=100)
-    source.eos_ids = [110]
+    source.change_vocabulary(eos_ids=[110])
     for out in ("a", "b"):
         with pytest.raises(ExportError, match=f"{out}.* is not valid.*eos id") as caught:
             export_model(source, tmp_path / out)

@@ -170,7 +170,7 @@ def test_an_int4_export_of_4_bit_blocks_computes_what_the_file_does(
 ) -> None:
     needs(dialect)
     path = tiny_gguf(tmp_path / "tiny.gguf", kind)
-    tokens = np.arange(40) % open_source(str(path)).vocab_size
+    tokens = np.arange(40) % open_source(str(path)).vocabulary.vocab_size
     logits = {}
     precisions: tuple[Precision, ...] = ("fp32", "int4", "int8")
     for precision in precisions:

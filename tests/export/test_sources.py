@@ -76,8 +76,8 @@ def test_directory(tmp_path: Path, config: dict[str, Any], dtype: str, shards: i
     }
     assert_holds(source, exact)
     assert source.config.vocab_size == VOCAB
-    assert source.vocab_size == len(TOKENS)
-    assert (source.bos_id, source.eos_ids) == (0, [259])
+    assert source.vocabulary.vocab_size == len(TOKENS)
+    assert (source.vocabulary.bos_id, source.vocabulary.eos_ids) == (0, [259])
     description = source.description
     assert (description.kind, description.location) == ("directory", "m")
     assert len(description.sha256) == 2 + shards  # config.json, tokenizer.json, weights
@@ -97,9 +97,9 @@ def with_image(path: Path, **files: str) -> Path:
 def test_a_special_token_without_embedding_is_left_out(tmp_path: Path) -> None:
     source = open_source(str(with_image(tmp_path / "m")))
     plain = open_source(str(write_directory(tmp_path / "p")))
-    assert source.vocab_size == len(TOKENS)
+    assert source.vocabulary.vocab_size == len(TOKENS)
     assert source.description.left_out == ["<image>"]
-    ours, theirs = (Tokenizer.from_json(item.tokenizer_json) for item in (source, plain))
+    ours, theirs = (Tokenizer.from_json(item.vocabulary.tokenizer_json) for item in (source, plain))
     assert ours.fingerprint == theirs.fingerprint
     assert ours.encode("an <image>") == theirs.encode("an <image>")
 
@@ -122,10 +122,11 @@ def test_gguf_equals_the_directory(tmp_path: Path, config: dict[str, Any]) -> No
             field == "name"
         ), field
     assert file.config.name == "tiny"
-    assert file.vocab_size == directory.vocab_size
-    assert (file.bos_id, file.eos_ids) == (directory.bos_id, directory.eos_ids)
-    fingerprints = {Tokenizer.from_json(s.tokenizer_json).fingerprint for s in (file, directory)}
-    assert len(fingerprints) == 1
+    assert file.vocabulary.vocab_size == directory.vocabulary.vocab_size
+    both = (file.vocabulary, directory.vocabulary)
+    assert both[0].bos_id == both[1].bos_id
+    assert both[0].eos_ids == both[1].eos_ids
+    assert both[0].fingerprint == both[1].fingerprint
 
 
 @pytest.mark.parametrize(
@@ -187,16 +188,16 @@ def test_end_tokens_and_chat_templates(tmp_path: Path) -> None:
         return DirectorySource(write_directory(tmp_path / name, files=files), silent)
 
     plain = source("a")
-    assert (plain.eos_ids, plain.chat_template) == ([259], None)
+    assert (plain.vocabulary.eos_ids, plain.vocabulary.chat_template) == ([259], None)
     listed = source("b", **{"generation_config.json": {"eos_token_id": [5, 259, 5]}})
-    assert listed.eos_ids == [5, 259]
+    assert listed.vocabulary.eos_ids == [5, 259]
     single = source("c", **{"tokenizer_config.json": {"chat_template": "one"}})
-    assert single.chat_template == "one"
+    assert single.vocabulary.chat_template == "one"
     several = [{"name": "tool", "template": "t"}, {"name": "default", "template": "two"}]
     named = source("d", **{"tokenizer_config.json": {"chat_template": several}})
-    assert named.chat_template == "two"
+    assert named.vocabulary.chat_template == "two"
     both = {"chat_template.jinja": "three", "tokenizer_config.json": {"chat_template": "one"}}
-    assert source("e", **both).chat_template == "three"
+    assert source("e", **both).vocabulary.chat_template == "three"
     with pytest.raises(ExportError, match="eos_token_id 9999"):
         source("f", **{"generation_config.json": {"eos_token_id": 9999}})
 

@@ -183,13 +183,14 @@ def test_an_end_that_only_the_tokenizer_names(tmp_path: Path, form: str) -> None
     path = checkpoint(tmp_path / "a", settings)
     for name, content in roles.items():
         (path / name).write_text(json.dumps(content))
-    assert DirectorySource(path, silent).eos_ids == [END, 261]
+    assert DirectorySource(path, silent).vocabulary.eos_ids == [END, 261]
     none = source_of(tmp_path / "b", {"eos_token": MARK}, config={"eos_token_id": None})
-    assert none.eos_ids == [261]
+    assert none.vocabulary.eos_ids == [261]
 
 
 def test_a_begin_that_only_the_tokenizer_names(tmp_path: Path) -> None:
-    assert source_of(tmp_path, {"bos_token": MARK}, config={"bos_token_id": None}).bos_id == 261
+    source = source_of(tmp_path, {"bos_token": MARK}, config={"bos_token_id": None})
+    assert source.vocabulary.bos_id == 261
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_answers_that_would_not_end_are_warned_of(
 def test_a_gguf_without_an_end(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "a.gguf", settings={"tokenizer.chat_template": CHATML})
     source = open_source(str(path))
-    assert source.special_tokens["eos_token"] == SPECIAL
+    assert source.vocabulary.special_tokens["eos_token"] == SPECIAL
     for dialect in ("opset24", "llamacpp"):
         none = write_gguf(tmp_path / "none.gguf", ends=False)
         export_model(str(none), tmp_path / dialect, dialect=dialect)
@@ -295,7 +296,7 @@ def test_a_template_that_writes_what_the_tokenizer_lacks(
 ) -> None:
     path = checkpoint(tmp_path, settings, chat_template__jinja=template)
     if refused is None:
-        assert "[PAD]" not in DirectorySource(path, silent).special_tokens.values()
+        assert "[PAD]" not in DirectorySource(path, silent).vocabulary.special_tokens.values()
         return
     with pytest.raises(ExportError, match=refused):
         DirectorySource(path, silent)
@@ -320,39 +321,39 @@ def test_a_token_that_a_class_would_not_add(
         with pytest.raises(ExportError, match=r"writes <\|im_end\|>, which tokenizer\.json adds"):
             DirectorySource(path, silent)
     else:
-        assert DirectorySource(path, silent).chat_template == template
+        assert DirectorySource(path, silent).vocabulary.chat_template == template
 
 
 def test_tokens_that_stand_beside_a_tokenizer_json(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_str(with_tokens(TEXT))
     plain = tokenizer.to_str()
     (tmp_path / "same").mkdir()
-    assert source_of(tmp_path / "same", tokenizer__json=plain).tokenizer_json == plain
+    assert source_of(tmp_path / "same", tokenizer__json=plain).vocabulary.tokenizer_json == plain
     added = {TEXT: 260, "<a>": 261, MARK: 262}
     source = source_of(
         tmp_path / "json", {"eos_token": MARK}, tokenizer__json=plain, added_tokens__json=added
     )
-    result = Tokenizer.from_str(source.tokenizer_json)
+    result = Tokenizer.from_str(source.vocabulary.tokenizer_json)
     flags = result.get_added_tokens_decoder()
     assert [result.token_to_id(name) for name in added] == [260, 261, 262]
     assert (flags[261].special, flags[261].normalized) == (False, True)
     assert (flags[262].special, flags[262].normalized) == (True, False)
-    assert source.vocab_size == 263
+    assert source.vocabulary.vocab_size == 263
 
 
 def test_settings_have_the_last_word_about_added_tokens(tmp_path: Path) -> None:
     decoder = {"260": token(TEXT, lstrip=True), "261": token(MARK, special=True, rstrip=True)}
     source = source_of(tmp_path, {"added_tokens_decoder": decoder}, added_tokens__json={"<a>": 262})
-    flags = Tokenizer.from_str(source.tokenizer_json).get_added_tokens_decoder()
+    flags = Tokenizer.from_str(source.vocabulary.tokenizer_json).get_added_tokens_decoder()
     assert (flags[260].special, flags[260].lstrip, flags[261].rstrip) == (False, True, True)
     assert 262 not in flags
 
 
 def test_a_token_of_the_vocabulary_that_has_a_role_is_special(tmp_path: Path) -> None:
     source = source_of(tmp_path, {"eos_token": "the"})
-    flags = Tokenizer.from_str(source.tokenizer_json).get_added_tokens_decoder()
-    assert flags[source.eos_ids[-1]].content == "the"
-    assert flags[source.eos_ids[-1]].special
+    flags = Tokenizer.from_str(source.vocabulary.tokenizer_json).get_added_tokens_decoder()
+    assert flags[source.vocabulary.eos_ids[-1]].content == "the"
+    assert flags[source.vocabulary.eos_ids[-1]].special
 
 
 def test_an_added_token_that_would_get_another_id_is_refused(tmp_path: Path) -> None:
@@ -374,7 +375,7 @@ def test_settings_that_readers_follow_differently(
         source_of(tmp_path / "a", settings)
     export_model(str(checkpoint(tmp_path / "b", settings)), tmp_path / "out", ignore_keys=[key])
     assert Artifact.open(tmp_path / "out").manifest.source.ignored_keys == [key]
-    assert source_of(tmp_path / "c", dict.fromkeys(settings, False)).bos_id == 260
+    assert source_of(tmp_path / "c", dict.fromkeys(settings, False)).vocabulary.bos_id == 260
 
 
 def test_a_folder_of_genai_names_its_tokens_too(tmp_path: Path) -> None:

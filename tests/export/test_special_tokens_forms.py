@@ -11,7 +11,6 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from pilotfish.engines.tokenizer import Tokenizer as ModelTokenizer
-from pilotfish.export.chat_check import build_vocabulary
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.huggingface import DirectorySource
 from pilotfish.export.sources.huggingface_tokenizer import read_tokenizer
@@ -39,7 +38,7 @@ from tests.support.small_checkpoints import (
 def test_an_empty_token_writes_nothing(tmp_path: Path, name: str) -> None:
     written = f"{{{{ {name} is defined }}}}[{{{{ {name} }}}}]{PLAIN}"
     source = source_of(tmp_path, {name: ""}, chat_template__jinja=written)
-    template = build_vocabulary(source).template
+    template = source.vocabulary.template
     assert template is not None
     assert template.render(ONE) == "True[]hi"
 
@@ -47,7 +46,8 @@ def test_an_empty_token_writes_nothing(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["a(", "a+b", "*", "\\"])
 def test_a_name_of_any_characters(tmp_path: Path, name: str) -> None:
     settings = {"extra_special_tokens": {name: "[X]"}}
-    assert source_of(tmp_path, settings, chat_template__jinja=PLAIN).chat_template == PLAIN
+    source = source_of(tmp_path, settings, chat_template__jinja=PLAIN)
+    assert source.vocabulary.chat_template == PLAIN
 
 
 def test_an_object_that_is_not_called_a_token_is_none() -> None:
@@ -191,8 +191,8 @@ def test_ends_and_begins_that_only_the_text_model_names(tmp_path: Path, outer: i
         files={"tokenizer_config.json": {"eos_token": SPECIAL}},
     )
     source = DirectorySource(path, silent)
-    assert source.eos_ids == ([257, 256, 259] if outer is None else [outer, 259])
-    assert source.bos_id == 3
+    assert source.vocabulary.eos_ids == ([257, 256, 259] if outer is None else [outer, 259])
+    assert source.vocabulary.bos_id == 3
 
 
 @pytest.mark.parametrize(

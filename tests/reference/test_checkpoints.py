@@ -70,7 +70,7 @@ def test_checkpoint_of_transformers(name: str, dtype: str, tmp_path: Path) -> No
         expected = weights[stored_name(names, key)].detach().float().numpy()
         assert np.array_equal(source.tensor(key), expected), key
     assert source.config.tied == bool(config.tie_word_embeddings)
-    assert source.eos_ids == [config.eos_token_id] if config.eos_token_id else True
+    assert source.vocabulary.eos_ids == [config.eos_token_id] if config.eos_token_id else True
     if family != "OPT":
         np.testing.assert_allclose(
             source.config.layer(0).rope.frequencies,

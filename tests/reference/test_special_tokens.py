@@ -13,7 +13,6 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from pilotfish.engines.engine_errors import TemplateError
-from pilotfish.export.chat_check import build_vocabulary
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.huggingface import DirectorySource
 from pilotfish.export.sources.huggingface_tokenizer import read_templates
@@ -186,7 +185,7 @@ def compare(folder: Path) -> int:
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(folder)
-    ours = build_vocabulary(DirectorySource(folder, lambda *step: None))
+    ours = DirectorySource(folder, lambda *step: None).vocabulary
     known = Tokenizer.from_str(ours.tokenizer_json).get_vocab()
     named = {
         name: item for name, item in theirs.special_tokens_map.items() if not item or item in known

@@ -182,7 +182,8 @@ def test_sentencepiece_live(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["smollm2", "qwen2.5", "qwen3", "llama3", "mistral"])
 def test_chat_templates_as_transformers_renders_them(name: str, tmp_path: Path) -> None:
     if name == "smollm2":
-        source = GgufSource(fetch_default(lambda *step: None), lambda *step: None).chat_template
+        opened = GgufSource(fetch_default(lambda *step: None), lambda *step: None)
+        source = opened.vocabulary.chat_template
     else:
         source = (TEMPLATES / f"{name}.jinja").read_text("utf-8")
     assert source is not None

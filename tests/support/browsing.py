@@ -34,14 +34,14 @@ class HostileSource(RandomSource):
     def __init__(self, sharpness: float) -> None:
         config = tiny_config(vocab_size=VOCAB, context=32768)
         super().__init__(config, seed=1, sharpness=sharpness)
-        self.eos_ids = []
-        payload = json.loads(self.tokenizer_json)
+        self.change_vocabulary(eos_ids=[])
+        payload = json.loads(self.vocabulary.tokenizer_json)
         vocabulary = {id: token for token, id in payload["model"]["vocab"].items()}
         last = VOCAB - 2  # the end token is the last one
         for offset, token in enumerate(dict.fromkeys(HOSTILE)):
             vocabulary[last - offset] = token
         payload["model"]["vocab"] = {token: id for id, token in vocabulary.items()}
-        self.tokenizer_json = json.dumps(payload)
+        self.change_vocabulary(tokenizer_json=json.dumps(payload))
 
 
 def hostile_pair(folder: Path) -> Pair:

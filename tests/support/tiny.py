@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import Precision, Source
+from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.architectures.architecture import ALL, ATTENTION, QKV
 from pilotfish.export.architectures.experts import EVERY
 from pilotfish.export.architectures.gemma import FOUR
@@ -267,8 +268,6 @@ class RandomSource:
     `sharpness` scales the output projection, and so the peakedness of the predictions.
     """
 
-    bos_id = None
-
     def __init__(
         self,
         config: ModelConfig,
@@ -282,15 +281,25 @@ class RandomSource:
         templates: Mapping[str, str] | None = None,
     ) -> None:
         self.config = config
-        self.chat_template, self.chat_templates = template, dict(templates or {})
-        self.vocab_size = vocab or config.vocab_size
-        self.eos_ids = [self.vocab_size - 1]
-        self.special_tokens = {"eos_token": eos}
-        self.tokenizer_json = tiny_tokenizer(self.vocab_size, tokens, eos)
+        size = vocab or config.vocab_size
+        self.vocabulary = Vocabulary(
+            model=config.name,
+            tokenizer_json=tiny_tokenizer(size, tokens, eos),
+            vocab_size=size,
+            bos_id=None,
+            eos_ids=[size - 1],
+            chat_template=template,
+            chat_templates=dict(templates or {}),
+            special_tokens={"eos_token": eos},
+        )
         self.description = Source(kind="random", location=f"seed {seed}")
         self._seed = seed
         self._sharpness = sharpness
         self._shapes = shapes(config)
+
+    def change_vocabulary(self, **changes: Any) -> None:
+        """Give fields of the vocabulary other values."""
+        self.vocabulary = msgspec.structs.replace(self.vocabulary, **changes)
 
     def names(self) -> Collection[str]:
         return self._shapes.keys()

@@ -55,12 +55,12 @@ class CallerSource(RandomSource):
         tokens = [*_SIGNS, "Ġ", "Ċ", "Ġ:", "Ġ,"]
         config = tiny_config(vocab_size=len(tokens) + 1, context=4096)
         super().__init__(config, seed=1, tokens=tokens, sharpness=sharpness, template=THINKING)
-        payload = json.loads(self.tokenizer_json)
+        payload = json.loads(self.vocabulary.tokenizer_json)
         vocabulary = {id: token for token, id in payload["model"]["vocab"].items()}
         vocabulary[tokens.index("Ġ:")] = _MARK
         payload["model"]["merges"] = []
         payload["model"]["vocab"] = {token: id for id, token in vocabulary.items()}
-        self.tokenizer_json = json.dumps(payload)
+        self.change_vocabulary(tokenizer_json=json.dumps(payload))
 
 
 def calling_pair(folder: Path) -> Pair:

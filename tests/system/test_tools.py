@@ -143,13 +143,13 @@ class Mistral(RandomSource):
         config = tiny_config(vocab_size=len(tokens) + 1, context=4096)
         template = "{% for m in messages %}{{ m.content }}{% endfor %}{# [TOOL_CALLS] #}"
         super().__init__(config, seed=1, tokens=tokens, sharpness=sharpness, template=template)
-        payload = json.loads(self.tokenizer_json)
+        payload = json.loads(self.vocabulary.tokenizer_json)
         id = payload["model"]["vocab"].pop("M")
         payload["model"]["vocab"]["[TOOL_CALLS]"] = id
         payload["added_tokens"].append(
             {**payload["added_tokens"][0], "id": id, "content": "[TOOL_CALLS]"}
         )
-        self.tokenizer_json = json.dumps(payload)
+        self.change_vocabulary(tokenizer_json=json.dumps(payload))
 
 
 def test_calls_that_a_control_token_begins(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pilotfish.export.sources.default import DEFAULT, open_default
 from pilotfish.export.sources.gguf import open_gguf
 from pilotfish.export.sources.hub import HUB_ID, open_hub
 from pilotfish.export.sources.huggingface import open_directory
-from pilotfish.export.sources.source import Progress, WeightSource
+from pilotfish.export.sources.source import Progress, WeightSource, silent
 
 __all__ = ["DEFAULT", "Progress", "WeightSource", "open_source"]
 
@@ -47,12 +47,8 @@ def open_source(
     """
     for matches, open_matching in OPENERS:
         if matches(source):
-            return open_matching(source, progress or _silent, ignore_keys)
+            return open_matching(source, progress or silent, ignore_keys)
     raise ExportError(
         f"{source!r} is neither {DEFAULT!r}, nor an existing file or directory, nor a hub id "
         "such as Qwen/Qwen2.5-0.5B-Instruct"
     )
-
-
-def _silent(label: str, done: int, total: int | None) -> None:
-    """Report no progress."""

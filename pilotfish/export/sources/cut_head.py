@@ -28,13 +28,13 @@ class CutHead(PartOfSource):
     """
 
     def __init__(self, whole: WeightSource, tokens: NDArray[np.int64]) -> None:
-        config = whole.config
-        if not 0 < len(tokens) < whole.vocab_size:
+        config, size = whole.config, whole.vocabulary.vocab_size
+        if not 0 < len(tokens) < size:
             raise ExportError(
-                f"{config.name} has {whole.vocab_size} tokens: its head can be cut to 1 or "
+                f"{config.name} has {size} tokens: its head can be cut to 1 or "
                 f"more tokens, but fewer than that, not to {len(tokens)}"
             )
-        if tokens[0] < 0 or tokens[-1] >= whole.vocab_size or (np.diff(tokens) <= 0).any():
+        if tokens[0] < 0 or tokens[-1] >= size or (np.diff(tokens) <= 0).any():
             raise ExportError("the tokens of a cut head must ascend within the vocabulary")
         self._tokens = tokens
         self._head = EMBEDDING if config.tied else HEAD

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.manifest import Source
+from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
@@ -87,20 +88,12 @@ class GgufSource:
             for name, origin in self._origins.items()
         }
         check_weights(self.config, shapes, settings, str(path), self._stored_name)
-        vocabulary = GgufVocabulary(self._file.metadata, path)
-        self.tokenizer_json = vocabulary.tokenizer_json
-        self.vocab_size = vocabulary.size
-        if self.vocab_size > self.config.vocab_size:
+        self.vocabulary = gguf_vocabulary(self._file, self.config.name, ignored)
+        if self.vocabulary.vocab_size > self.config.vocab_size:
             raise ExportError(
-                f"{path}: the tokenizer has {self.vocab_size} tokens, but token_embd.weight "
-                f"has only {self.config.vocab_size} rows"
+                f"{path}: the tokenizer has {self.vocabulary.vocab_size} tokens, but "
+                f"token_embd.weight has only {self.config.vocab_size} rows"
             )
-        self.bos_id = vocabulary.bos_id
-        self.eos_ids = vocabulary.eos_ids
-        self.special_tokens = vocabulary.special_tokens
-        self.chat_template, self.chat_templates = (
-            (None, {}) if TEMPLATE_KEY in ignored else gguf_templates(self._file.metadata)
-        )
 
     @cached_property
     def description(self) -> Source:
@@ -189,6 +182,23 @@ class GgufSource:
         """Return the name of a weight in the file."""
         origin = self._origins.get(name)
         return stored_name(self._names, name) if origin is None else origin.stored[0]
+
+
+def gguf_vocabulary(file: GgufFile, model: str, ignored: Collection[str]) -> Vocabulary:
+    """Read the vocabulary of a file; the key "chat_template" omits the chat templates."""
+    read = GgufVocabulary(file.metadata, file.path)
+    ignores_chat = TEMPLATE_KEY in ignored
+    template, named = (None, {}) if ignores_chat else gguf_templates(file.metadata)
+    return Vocabulary(
+        model=model,
+        tokenizer_json=read.tokenizer_json,
+        vocab_size=read.size,
+        bos_id=read.bos_id,
+        eos_ids=read.eos_ids,
+        chat_template=template,
+        chat_templates=named,
+        special_tokens=read.special_tokens,
+    )
 
 
 def open_gguf(source: str, progress: Progress, ignored: Collection[str] = ()) -> GgufSource:

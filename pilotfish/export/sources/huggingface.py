@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import GENAI, GENAI_NAME, Source
 from pilotfish.engines.tokenizer import Tokenizer
+from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.huggingface_tokenizer import (
     IGNORABLE,
-    TEMPLATE_KEY,
     drop_tokens_beyond,
     expect_tokens,
     read_end_tokens,
@@ -92,21 +92,10 @@ class DirectorySource:
         self._tensors = self._find_tensors(wrapped=inner is not None)
         self._slicer = TensorSlicer(self._names, self.config)
         self._origins = self._find_weights()
-        self.chat_template, self.chat_templates = (
-            (None, {}) if TEMPLATE_KEY in ignored else read_templates(path)
+        self.vocabulary, self._tokenizer_files = self._read_vocabulary(
+            values if inner is None else inner
         )
-        self.tokenizer_json, self._tokenizer_files = self._read_tokenizer()
-        self.vocab_size = self._count_tokens()
-        self.special_tokens = read_special_tokens(path, self.tokenizer_json)
         self._check_shapes(described.settings)
-        generation = read_object(path / "generation_config.json")
-        begin = self.special_tokens.get("bos_token", "")
-        named = {"bos_token_id": token_ids(self.tokenizer_json).get(begin)}
-        model = values if inner is None else inner
-        self.bos_id = self._begin_id(generation, model, named)
-        self.eos_ids = read_end_tokens(
-            self._end_ids(generation, model), self.special_tokens, self.tokenizer_json
-        )
 
     @cached_property
     def description(self) -> Source:
@@ -286,10 +275,14 @@ class DirectorySource:
             return tensor.name if isinstance(tensor, PlainTensor) else stored
         return stored_name(self._names, name)
 
-    def _read_tokenizer(self) -> tuple[str, list[Path]]:
-        """Read the tokenizer, without special tokens that have no embedding."""
+    def _read_vocabulary(self, model: dict[str, Any]) -> tuple[Vocabulary, list[Path]]:
+        """Read the tokenizer, without special tokens that have no embedding, and its files.
+
+        model: the configuration.
+        """
+        template, named = read_templates(self._path, self._ignored)
         text, files = read_tokenizer(self._path, self._ignored)
-        templates = [self.chat_template or "", *self.chat_templates.values()]
+        templates = [template or "", *named.values()]
         expect_tokens(self._path, text, templates)
         text, beyond = drop_tokens_beyond(text, self.config.vocab_size, templates)
         if beyond:
@@ -299,12 +292,25 @@ class DirectorySource:
                 self._location,
                 ", ".join(beyond),
             )
-        return text, files
+        size, special = self._count_tokens(text), read_special_tokens(self._path, text)
+        generation = read_object(self._path / "generation_config.json")
+        begin = {"bos_token_id": token_ids(text).get(special.get("bos_token", ""))}
+        vocabulary = Vocabulary(
+            model=self.config.name,
+            tokenizer_json=text,
+            vocab_size=size,
+            bos_id=self._begin_id(size, generation, model, begin),
+            eos_ids=read_end_tokens(self._end_ids(size, generation, model), special, text),
+            chat_template=template,
+            chat_templates=named,
+            special_tokens=special,
+        )
+        return vocabulary, files
 
-    def _count_tokens(self) -> int:
+    def _count_tokens(self, text: str) -> int:
         """Return the number of tokens; refuse a tokenizer with more tokens than the embedding."""
         try:
-            size = Tokenizer.from_json(self.tokenizer_json).vocab_size
+            size = Tokenizer.from_json(text).vocab_size
         except ArtifactError as error:
             raise ExportError(f"{self._path}: {error}") from None
         if size > self.config.vocab_size:
@@ -314,25 +320,25 @@ class DirectorySource:
             )
         return size
 
-    def _begin_id(self, *objects: dict[str, Any]) -> int | None:
+    def _begin_id(self, size: int, *objects: dict[str, Any]) -> int | None:
         """Return the id that begins a text, from the first object with a valid one."""
         for values in objects:
             id = values.get("bos_token_id")
-            if isinstance(id, int) and 0 <= id < self.vocab_size:
+            if isinstance(id, int) and 0 <= id < size:
                 return id
         return None
 
-    def _end_ids(self, *objects: dict[str, Any]) -> list[int]:
+    def _end_ids(self, size: int, *objects: dict[str, Any]) -> list[int]:
         """Return the ids that end a generation, from the first object that states such ids."""
         for values in objects:
             stated = values.get("eos_token_id")
             if stated is not None:
                 ids = stated if isinstance(stated, list) else [stated]
-                if all(isinstance(id, int) and 0 <= id < self.vocab_size for id in ids):
+                if all(isinstance(id, int) and 0 <= id < size for id in ids):
                     return list(dict.fromkeys(ids))
                 raise ExportError(
                     f"{self._path}: eos_token_id {stated!r} is not in the vocabulary of "
-                    f"{self.vocab_size} tokens"
+                    f"{size} tokens"
                 )
         return []
 

@@ -275,12 +275,16 @@ def drop_tokens_beyond(text: str, rows: int, templates: Collection[str]) -> tupl
     return msgspec.json.encode(reduced).decode(), sorted(beyond)
 
 
-def read_templates(path: Path) -> tuple[str | None, dict[str, str]]:
+def read_templates(path: Path, ignored: Collection[str] = ()) -> tuple[str | None, dict[str, str]]:
     """Return the default chat template, None without one, and all others by name.
+
+    ignored: "chat_template" omits all of them.
 
     Raises:
         ExportError: if a file that may contain templates cannot be read.
     """
+    if TEMPLATE_KEY in ignored:
+        return None, {}
     templates: dict[str, str] = {}
     files = {DEFAULT: path / TEMPLATE}
     files |= {file.stem: file for file in sorted((path / NAMED_TEMPLATES).glob("*.jinja"))}

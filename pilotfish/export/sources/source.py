@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.manifest import Source
+from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.model_config import ModelConfig
 
 Progress = Callable[[str, int, int | None], None]
 """A callback, called as progress(label, done, total); total is None while it is unknown."""
+
+
+def silent(label: str, done: int, total: int | None) -> None:
+    """Report no progress."""
 
 
 class WeightSource(Protocol):
@@ -30,38 +36,8 @@ class WeightSource(Protocol):
         ...
 
     @property
-    def tokenizer_json(self) -> str:
-        """Content of a `tokenizer.json`."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens of the tokenizer: largest id + 1, without padding rows."""
-        ...
-
-    @property
-    def chat_template(self) -> str | None:
-        """Jinja source of the default chat template; None without one."""
-        ...
-
-    @property
-    def chat_templates(self) -> dict[str, str]:
-        """Jinja sources of further chat templates by name, such as "tool_use"."""
-        ...
-
-    @property
-    def special_tokens(self) -> dict[str, str]:
-        """Tokens that chat templates can write by name, such as "bos_token": name → token."""
-        ...
-
-    @property
-    def bos_id(self) -> int | None:
-        """The id of the token that begins a text; None if there is none."""
-        ...
-
-    @property
-    def eos_ids(self) -> list[int]:
-        """The ids of the tokens that end a generation."""
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer, the end tokens, and all chat templates."""
         ...
 
     def names(self) -> Collection[str]:
@@ -118,12 +94,7 @@ class PartOfSource:
     def __init__(self, whole: WeightSource, config: ModelConfig) -> None:
         self.whole = whole
         self.config = config
-        self.tokenizer_json = whole.tokenizer_json
-        self.vocab_size = whole.vocab_size
-        self.chat_template, self.chat_templates = whole.chat_template, whole.chat_templates
-        self.special_tokens = whole.special_tokens
-        self.bos_id = whole.bos_id
-        self.eos_ids = whole.eos_ids
+        self.vocabulary = msgspec.structs.replace(whole.vocabulary, model=config.name)
 
     def stored(self, name: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Yield the published tensors from which a weight is read."""

@@ -92,17 +92,18 @@ class TrainableDrafter:
                 if "SafetensorError" not in type(error).__name__:
                     raise
                 raise OSError(f"{folder} cannot be written: {error}") from error
-            source = self.source
-            (partial / "tokenizer.json").write_text(source.tokenizer_json, encoding="utf-8")
-            settings = {"tokenizer_class": "PreTrainedTokenizerFast", **source.special_tokens}
+            vocabulary = self.source.vocabulary
+            (partial / "tokenizer.json").write_text(vocabulary.tokenizer_json, encoding="utf-8")
+            special = vocabulary.special_tokens or {}
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
             (partial / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-            ends = {"bos_token_id": source.bos_id, "eos_token_id": source.eos_ids}
+            ends = {"bos_token_id": vocabulary.bos_id, "eos_token_id": vocabulary.eos_ids}
             (partial / "generation_config.json").write_text(json.dumps(ends), encoding="utf-8")
-            if source.chat_template is not None:
+            if vocabulary.chat_template is not None:
                 path = partial / "chat_template.jinja"
-                path.write_text(source.chat_template, encoding="utf-8")
+                path.write_text(vocabulary.chat_template, encoding="utf-8")
             further = partial / "additional_chat_templates"
-            for name, template in source.chat_templates.items():
+            for name, template in vocabulary.chat_templates.items():
                 further.mkdir(exist_ok=True)
                 (further / f"{name}.jinja").write_text(template, encoding="utf-8")
 
