@@ -160,12 +160,8 @@ def _mlp(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     layer = config.layer(i)
     if config.experts is not None and layer.experts and not config.experts.parallel_mlp:
         return write_experts(net, config.experts, module, h)
-    width = layer.intermediate or config.intermediate
-    if config.form.gated:
-        factor = config.factors.gate
-        inner = write_gated(net, module, width, h, factor=factor, sparsity=layer.sparsity)
-    else:
-        inner = net.activation(net.linear(h, config.hidden, {f"{module}.up_proj": width}), module)
+    width, factor = layer.intermediate or config.intermediate, config.factors.gate
+    inner = write_inner(net, module, width, h, factor=factor, sparsity=layer.sparsity)
     if config.form.sub_norms:
         inner = net.norm(inner, f"{module}.sub_norm", width)
     down = net.linear(inner, width, {f"{module}.down_proj": config.hidden})
@@ -176,17 +172,17 @@ def _mlp(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
 
 
 def write_experts(net: Dialect, experts: Experts, module: str, h: str) -> str:
-    """Write a mixture of experts, the feed-forward part `module`; h [T, hidden] → [T, hidden].
-
-    The router is not quantised, because a rounding error could select another expert.
-    """
-    hidden = net.config.hidden
-    scores = net.linear(h, hidden, {f"{module}.router": experts.count}, rounded=False)
-    mixed = net.experts(h, scores, module)
+    """Write a mixture of experts, the feed-forward part `module`; h [T, hidden] → [T, hidden]."""
+    hidden, inputs = net.config.hidden, h
+    if experts.latent is not None:
+        inputs = net.linear(h, hidden, {f"{module}.latent_in": experts.latent})
+    mixed = net.experts(inputs, net.route(h, f"{module}.router"), module)
+    if experts.latent is not None:
+        mixed = net.linear(mixed, experts.latent, {f"{module}.latent_out": hidden})
     if experts.shared is None:
         return mixed
     name = f"{module}.shared_expert"
-    inner = write_gated(net, name, experts.shared, h)
+    inner = write_inner(net, name, experts.shared, h)
     shared = net.linear(inner, experts.shared, {f"{name}.down_proj": hidden})
     if experts.shared_gate:
         gate = net.linear(h, hidden, {f"{module}.shared_expert_gate": 1}, rounded=False)
@@ -207,17 +203,23 @@ def write_parallel_mlp(net: Dialect, experts: Experts, module: str, x: str, mlp_
     # The router's input has root mean square 1 / √hidden, so that scores do not grow with the
     # width.
     router_input = net.scale(net.norm(x, f"{module}.router_norm", hidden), hidden**-0.5)
-    scores = net.linear(router_input, hidden, {f"{module}.router": experts.count}, rounded=False)
+    scores = net.route(router_input, f"{module}.router")
     mixed = net.experts(net.norm(x, f"{module}.experts_norm", hidden), scores, module)
     mlp_out = net.norm(mlp_out, f"{module}.own_norm", hidden)
     return net.add(mlp_out, net.norm(mixed, f"{module}.experts_out_norm", hidden))
 
 
-def write_gated(
+def write_inner(
     net: Dialect, module: str, width: int, h: str, *, factor: float = 1.0, sparsity: float = 0.0
 ) -> str:
-    """Write activation(factor · gate) · up; h [T, hidden] → [T, width]. `sparsity`: see `Layer`."""
+    """Write activation(factor · gate) · up, or activation(up); h [T, hidden] → [T, width].
+
+    `sparsity`: see `Layer`.
+    """
     outputs = {f"{module}.gate_proj": width, f"{module}.up_proj": width}
+    if not net.config.form.gated:
+        del outputs[f"{module}.gate_proj"]
+        return net.activation(net.linear(h, net.config.hidden, outputs), module)
     gate_up = net.linear(h, net.config.hidden, outputs)
     gate, up = net.split(gate_up, [width] * 2)
     gate = net.scale(gate, factor)

@@ -73,14 +73,20 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True):
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """A mixture of experts: each token uses a few of a layer's feed-forward parts.
 
-    A token with input x uses the experts with the highest scores x · router. Their outputs are
-    summed with the softmax of the scores as weights.
+    The scores of a token with input x are the softmax or the sigmoid of x · router. The token uses
+    the experts with the highest scores. Their outputs are summed with the scores as weights.
 
     Attributes:
         count: number of experts.
         chosen: number of experts per token.
         width: inner width of an expert.
-        normed: whether the softmax is over the chosen experts' scores, instead of all scores.
+        normed: whether the chosen experts' scores are divided by their sum.
+        scores: function that yields the scores.
+        biased: whether experts are chosen by score + bias. The weights do not include the bias.
+        epsilon, least: the divisor of `normed` is max(sum of the chosen scores + epsilon, least).
+        factor: factor by which the weights are multiplied.
+        latent: width to which the experts' input is projected, and from which their output is
+            projected; None without projections.
         shared: inner width of the shared expert, which every token uses; None if there is none.
         shared_gate: whether the shared expert's output is multiplied by σ(x · shared_expert_gate).
         parallel_mlp: whether layers also have a dense feed-forward part (Gemma 4). If so, both
@@ -93,6 +99,12 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     chosen: int
     width: int
     normed: bool
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    biased: bool = False
+    epsilon: float = 0.0
+    least: float = 0.0
+    factor: float = 1.0
+    latent: int | None = None
     shared: int | None = None
     shared_gate: bool = False
     parallel_mlp: bool = False

@@ -127,12 +127,16 @@ class _Recorder(Opset24):
 
     def experts(self, x: str, scores: str, module: str) -> str:
         """Record the weights of each expert."""
-        experts, hidden = self.config.experts, self.config.hidden
+        experts = self.config.experts
         assert experts is not None
+        outer, width = experts.latent or self.config.hidden, experts.width
+        parts = ("gate_proj", "up_proj") if self.config.form.gated else ("up_proj",)
         for j in range(experts.count):
-            name, width = f"{module}.experts.{j}", experts.width
-            self.linear(x, hidden, {f"{name}.gate_proj": width, f"{name}.up_proj": width})
-            self.linear(x, width, {f"{name}.down_proj": hidden})
+            name = f"{module}.experts.{j}"
+            self.linear(x, outer, {f"{name}.{part}": width for part in parts})
+            self.linear(x, width, {f"{name}.down_proj": outer})
+        if experts.biased:
+            self.read(f"{module}.expert_bias", experts.count)
         if experts.parallel_mlp:
             self.read(f"{module}.router_scale", experts.count)
         return x

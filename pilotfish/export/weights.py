@@ -16,7 +16,7 @@ Names are those of Llama's modules in Hugging Face's checkpoints, even if a file
         .dt_proj
     model.layers.{i}.mlp.{gate,up,down}_proj, .sub_norm, .act_fn.{alpha_p,alpha_n,beta,eps}
     model.layers.{i}.mlp.router, .experts.{j}.{gate,up,down}_proj, .shared_expert.{…}_proj,
-        .shared_expert_gate                     mixture of experts
+        .shared_expert_gate, .expert_bias, .latent_{in,out}     mixture of experts
     model.norm, lm_head
     model.embed_tokens_per_layer, .per_layer_model_projection, .per_layer_projection_norm and, in a
         layer, .per_layer_input_gate, .per_layer_projection, .post_per_layer_input_norm,

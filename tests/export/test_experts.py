@@ -45,7 +45,26 @@ CASES: dict[str, tuple[Experts, Form]] = {
         Experts(count=4, chosen=2, width=32, normed=True, steepness=1.702, lift=1.0, limit=0.7),
         BIASED,
     ),
-}
+    "sigmoid-biased": (
+        Experts(count=6, chosen=2, width=32, normed=True, scores="sigmoid", biased=True,
+                epsilon=0.1, factor=2.5, shared=64),
+        Form(),
+    ),
+    "sigmoid": (Experts(count=4, chosen=2, width=32, normed=True, scores="sigmoid"), Form()),
+    "sigmoid-biased-of-all": (
+        Experts(count=6, chosen=3, width=32, normed=False, scores="sigmoid", biased=True),
+        Form(),
+    ),
+    "softmax-biased": (
+        Experts(count=6, chosen=2, width=32, normed=True, biased=True, least=0.35),
+        Form(),
+    ),
+    "ungated": (
+        Experts(count=6, chosen=2, width=32, normed=True, scores="sigmoid", biased=True,
+                latent=32, shared=64),
+        Form(gated=False, biases=("mlp.latent_in", "mlp.shared_expert.up_proj")),
+    ),
+}  # fmt: skip
 
 
 def run(
@@ -80,11 +99,18 @@ def run(
 
 
 def by_hand(
-    config: ModelConfig, x: Floats, rounded: Callable[[Floats], Floats] = lambda weight: weight
+    config: ModelConfig,
+    x: Floats,
+    rounded: Callable[[Floats], Floats] = lambda weight: weight,
+    *,
+    ignores_bias: bool = False,
 ) -> Floats:
     """Compute the same token by token; `rounded` is applied to all but router and gate."""
     source, experts = RandomSource(config, 0), config.experts
     assert experts is not None
+    bias: Floats = np.zeros(experts.count, np.float32)
+    if experts.biased and not ignores_bias:
+        bias = source.tensor(f"{MODULE}.expert_bias")
 
     def linear(name: str, value: Floats, rounding: Callable[[Floats], Floats] = rounded) -> Floats:
         result = value @ rounding(source.tensor(f"{MODULE}.{name}.weight")).T
@@ -92,6 +118,9 @@ def by_hand(
         return np.asarray(result + (source.tensor(bias) if bias in source.names() else 0))
 
     def fed(module: str, value: Floats, *, clamped: bool = True) -> Floats:
+        if not config.form.gated:
+            inner = np.maximum(linear(f"{module}.up_proj", value), 0) ** 2
+            return linear(f"{module}.down_proj", inner)
         gate, up = (linear(f"{module}.{part}_proj", value) for part in ("gate", "up"))
         if clamped and experts.limit is not None:
             gate = np.minimum(gate, experts.limit)
@@ -103,9 +132,17 @@ def by_hand(
     answers = []
     for token in x:
         scores = linear("router", token, lambda weight: weight)
-        chosen = np.argsort(-scores)[: experts.chosen]
-        chances = np.exp(scores) / np.exp(scores[chosen] if experts.normed else scores).sum()
-        answer = sum(chances[j] * fed(f"experts.{j}", token) for j in chosen)
+        if experts.scores == "sigmoid":
+            scores = 1 / (1 + np.exp(-scores))
+        else:
+            scores = np.exp(scores) / np.exp(scores).sum()
+        chosen = np.argsort(-(scores + bias))[: experts.chosen]
+        divisor = max(scores[chosen].sum() + experts.epsilon, experts.least)
+        chances = experts.factor * scores / (divisor if experts.normed else 1)
+        inputs = token if experts.latent is None else linear("latent_in", token)
+        answer = sum(chances[j] * fed(f"experts.{j}", inputs) for j in chosen)
+        if experts.latent is not None:
+            answer = linear("latent_out", answer)
         if experts.shared is not None:
             shared = fed("shared_expert", token, clamped=False)
             if experts.shared_gate:
@@ -118,7 +155,8 @@ def by_hand(
 
 def config_of(case: str) -> ModelConfig:
     experts, form = CASES[case]
-    return tiny_config("mixtral", experts=experts, form=form)
+    activation = "silu" if form.gated else "relu2"
+    return tiny_config("mixtral", experts=experts, form=form, activation=activation)
 
 
 def tokens(count: int, config: ModelConfig) -> Floats:
@@ -139,8 +177,23 @@ def test_the_chosen_experts_are_weighted_and_summed(
     np.testing.assert_allclose(run(tmp_path, dialect, config, x), by_hand(config, x), atol=2e-5)
 
 
+@pytest.mark.parametrize("case", [name for name in CASES if CASES[name][0].biased])
+def test_a_bias_of_the_choice_shows(case: str) -> None:
+    """By hand, so that a graph without the bias fails the test above."""
+    config = config_of(case)
+    x = tokens(9, config)
+    assert np.abs(by_hand(config, x) - by_hand(config, x, ignores_bias=True)).max() > 1e-2
+
+
 @pytest.mark.parametrize(
-    ("case", "bits"), [("of-all", 4), ("shared-gated", 4), ("biased-clamped", 8)]
+    ("case", "bits"),
+    [
+        ("of-all", 4),
+        ("shared-gated", 4),
+        ("biased-clamped", 8),
+        ("sigmoid-biased", 8),
+        ("sigmoid-biased-of-all", 4),
+    ],
 )
 @pytest.mark.parametrize("dialect", ["opset24", "contrib", "tensorrt"])
 def test_rounded_experts_differ_by_the_rounding_of_activations_alone(

@@ -18,7 +18,7 @@ STANDARD = [
 PRIMITIVES = {
     *("Add", "Cast", "Concat", "Div", "Erf", "Expand", "Gather", "Gemm", "Greater", "Identity"),
     *("MatMul", "Tanh", "Where"),
-    *("Clip", "Equal", "Min", "ReduceSum", "Slice", "TopK"),
+    *("Clip", "Equal", "GatherElements", "Max", "Min", "ReduceSum", "Slice", "TopK"),
     *("LayerNormalization", "Mul", "Pow", "Range", "ReduceMean", "Relu", "Reshape", "ScatterND"),
     *("Shape", "Sigmoid", "Softmax", "Split", "Sqrt", "Squeeze", "Sub", "Transpose", "Unsqueeze"),
 }

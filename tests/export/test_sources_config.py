@@ -147,7 +147,7 @@ def test_variants_of_opt(change: dict[str, Any], expected: dict[str, Any]) -> No
         ({"model_type": "bloom"}, "architecture 'bloom'"),
         ({}, "architecture ''"),
         ({"model_type": "dbrx", "num_local_experts": 8}, r"mixture-of-experts.*dbrx"),
-        ({"model_type": "glm4_moe"}, "mixture-of-experts"),
+        ({"model_type": "phimoe"}, "mixture-of-experts"),
         (_quantised("gptq", bits=3), "bits in quantization_config is 3, but only 4 or 8"),
         (_quantised("gptq", bits=4, checkpoint_format="marlin"), "'marlin'"),
         (_quantised("awq", bits=4, version="gemv"), "'gemv'"),

@@ -49,6 +49,71 @@ PUBLISHED: dict[str, Any] = {
     "rope_theta": 150000, "router_aux_loss_coef": 0.9, "sliding_window": 128,
     "swiglu_limit": 7.0, "tie_word_embeddings": False, "use_cache": True, "vocab_size": 201088,
 }  # fmt: skip
+# Routers with a bias for the choice of experts.
+GLM = LLAMA | {
+    "model_type": "glm4_moe", "n_routed_experts": 3, "num_experts_per_tok": 2, "head_dim": 8,
+    "moe_intermediate_size": 32, "first_k_dense_replace": 0, "num_nextn_predict_layers": 2,
+}  # fmt: skip
+ERNIE = LLAMA | {
+    "model_type": "ernie4_5_moe", "moe_num_experts": 3, "moe_k": 2, "moe_layer_start_index": 0,
+    "moe_num_shared_experts": 1, "moe_intermediate_size": 32, "tie_word_embeddings": False,
+}  # fmt: skip
+EXAONE = LLAMA | {
+    "model_type": "exaone_moe", "num_experts": 3, "num_experts_per_tok": 2, "head_dim": 8,
+    "moe_intermediate_size": 32, "mlp_layer_types": ["sparse"] * 2, "sliding_window": 16,
+}  # fmt: skip
+CHOICE_BIASES: dict[str, tuple[str, tuple[int, ...]]] = {
+    "glm4_moe": ("mlp.gate.e_score_correction_bias", (3,)),
+    "ernie4_5_moe": ("mlp.moe_statics.e_score_correction_bias", (1, 3)),
+    "exaone_moe": ("mlp.e_score_correction_bias", (3,)),
+}
+EXTRA = {
+    "glm4_moe": ("model.layers.2.eh_proj.weight", "model.layers.3.shared_head.norm.weight"),
+    "ernie4_5_moe": ("model.mtp_block.0.mlp.up_proj.weight", "model.mtp_emb_norm.0.weight"),
+    "exaone_moe": ("mtp.layers.0.mlp.gate.weight",),
+}
+# As published, without keys for training.
+GLM_AIR: dict[str, Any] = {
+    "architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+    "eos_token_id": [151329, 151336, 151338], "first_k_dense_replace": 1, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 10944,
+    "max_position_embeddings": 131072, "model_type": "glm4_moe", "moe_intermediate_size": 1408,
+    "n_group": 1, "n_routed_experts": 128, "n_shared_experts": 1, "norm_topk_prob": True,
+    "num_attention_heads": 96, "num_experts_per_tok": 8, "num_hidden_layers": 46,
+    "num_key_value_heads": 8, "num_nextn_predict_layers": 1, "pad_token_id": 151329,
+    "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05, "rope_scaling": None,
+    "rope_theta": 1000000, "routed_scaling_factor": 1.0, "tie_word_embeddings": False,
+    "topk_group": 1, "use_cache": True, "use_qk_norm": False, "vocab_size": 151552,
+}  # fmt: skip
+K_EXAONE: dict[str, Any] = {  # of four layers
+    "architectures": ["ExaoneMoEForCausalLM"], "first_last_k_dense_replace": 1, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 6144, "intermediate_size": 18432,
+    "is_moe_layer": [False, True, True, True],
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    "max_position_embeddings": 262144, "model_type": "exaone_moe", "moe_intermediate_size": 2048,
+    "n_group": 1, "norm_topk_prob": True, "num_attention_heads": 64, "num_experts": 128,
+    "num_experts_per_tok": 8, "num_hidden_layers": 4, "num_key_value_heads": 8,
+    "num_shared_experts": 1, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000,
+    "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "sliding_window": 128,
+    "sliding_window_pattern": "LLLG", "tie_word_embeddings": False, "topk_group": 1,
+    "topk_method": "noaux_tc", "vocab_size": 153600,
+}  # fmt: skip
+NEMOTRON: dict[str, Any] = {
+    "attention_bias": False, "chunk_size": 128, "conv_kernel": 4, "expand": 2, "head_dim": 128,
+    "hidden_size": 2688,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "intermediate_size": 1856, "layer_norm_epsilon": 1e-05, "mamba_head_dim": 64,
+    "mamba_hidden_act": "silu", "mamba_num_heads": 64, "mamba_proj_bias": False,
+    "max_position_embeddings": 262144, "mlp_bias": False, "mlp_hidden_act": "relu2",
+    "model_type": "nemotron_h", "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712, "n_group": 1, "n_groups": 8,
+    "n_routed_experts": 128, "n_shared_experts": 1, "norm_eps": 1e-05, "norm_topk_prob": True,
+    "num_attention_heads": 32, "num_experts_per_tok": 6, "num_hidden_layers": 52,
+    "num_key_value_heads": 2, "partial_rotary_factor": 1.0, "rescale_prenorm_residual": False,
+    "rope_theta": 10000, "routed_scaling_factor": 2.5, "ssm_state_size": 128,
+    "tie_word_embeddings": False, "topk_group": 1, "use_bias": False, "use_conv_bias": True,
+    "vocab_size": 131072,
+}  # fmt: skip
 HIDDEN, INNER, COUNT = LLAMA["hidden_size"], LLAMA["intermediate_size"], 3
 
 
@@ -58,7 +123,16 @@ def weights_of(config: Mapping[str, Any]) -> dict[str, Floats]:
     kind, inner = config["model_type"], config.get("moe_intermediate_size", INNER)
     results = {k: v for k, v in tiny_weights(config).items() if ".mlp." not in k}
     fields: dict[str, tuple[int, ...]] = {}
-    if kind == "qwen3_moe":
+    if kind in CHOICE_BIASES:
+        name, shape = CHOICE_BIASES[kind]
+        fields[name] = shape
+        fields |= {
+            f"mlp.shared_experts.{part}_proj.weight": (HIDDEN, inner)[
+                :: 1 if part == "down" else -1
+            ]
+            for part in ("gate", "up", "down")
+        }
+    if kind in {"qwen3_moe", "exaone_moe"}:
         fields |= {f"self_attn.{name}_norm.weight": (8,) for name in "qk"}
     if kind == "granitemoe":
         fields |= {
@@ -110,6 +184,33 @@ def test_experts_of_their_own_are_renamed(tmp_path: Path) -> None:
             source.tensor(f"model.layers.1.mlp.experts.2.{ours}.weight"),
             weights[f"model.layers.1.block_sparse_moe.experts.2.{theirs}.weight"],
         )
+
+
+@pytest.mark.parametrize("config", [GLM, ERNIE, EXAONE])
+def test_a_bias_of_the_choice_is_read_and_further_tokens_are_left_out(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    weights = weights_of(config)
+    extra = EXTRA[config["model_type"]]
+    source = opened(tmp_path, config, weights | {name: np.ones(2, np.float32) for name in extra})
+    name, _ = CHOICE_BIASES[config["model_type"]]
+    np.testing.assert_array_equal(
+        source.tensor("model.layers.1.mlp.expert_bias"),
+        weights[f"model.layers.1.{name}"].reshape(-1),
+    )
+    np.testing.assert_array_equal(
+        source.tensor("model.layers.0.mlp.shared_expert.up_proj.weight"),
+        weights["model.layers.0.mlp.shared_experts.up_proj.weight"],
+    )
+    left = source.description.left_out
+    assert left
+    assert all(any(name.startswith(f"{each}.") for each in left) for name in extra)
+
+
+def test_layers_of_further_tokens_that_no_key_counts_are_refused(tmp_path: Path) -> None:
+    weights = weights_of(GLM) | {"model.layers.4.eh_proj.weight": np.ones(2, np.float32)}
+    with pytest.raises(ExportError, match=r"layers\.4\.eh_proj.*num_hidden_layers 2"):
+        opened(tmp_path, GLM, weights)
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
@@ -183,6 +284,28 @@ def test_the_published_configuration_of_gpt_oss_is_read() -> None:
     ]  # fmt: skip
 
 
+def test_published_routers_with_biases_are_read() -> None:
+    air = read_config(GLM_AIR, "GLM-4.5-Air", "config.json")
+    assert air.experts == Experts(
+        count=128, chosen=8, width=1408, normed=True, scores="sigmoid", biased=True,
+        epsilon=1e-20, shared=1408,
+    )  # fmt: skip
+    assert [layer.experts for layer in air.pattern] == [False] + [True] * 45
+    exaone = read_config(K_EXAONE, "K-EXAONE", "config.json")
+    assert exaone.experts is not None
+    assert (exaone.experts.factor, exaone.experts.shared) == (2.5, 2048)
+    assert [layer.experts for layer in exaone.pattern] == [False] + [True] * 3
+    nano = read_config(NEMOTRON, "Nemotron-3-Nano", "config.json")
+    assert nano.experts is not None
+    assert (nano.experts.shared, nano.experts.latent) == (3712, None)
+    assert [layer.kind for layer in nano.pattern[:6]] == [
+        "space", "none", "space", "none", "space", "attention",
+    ]  # fmt: skip
+    assert sum(layer.experts for layer in nano.pattern) == 23
+    without = NEMOTRON | {"hybrid_override_pattern": "M-M*", "n_routed_experts": 0}
+    assert read_config(without, "Nemotron-Nano-2", "config.json").experts is None
+
+
 # What is refused
 
 
@@ -216,6 +339,14 @@ def test_other_blocks_are_refused(tmp_path: Path, change: Any, words: str) -> No
         (QWEN, {"n_group": 2}, "keys: .*n_group"),
         (QWEN, {"quantization_config": {"quant_method": "mxfp4"}}, "is quantised"),
         (GPT_OSS, {"quantization_config": {"quant_method": "hqq"}}, "hqq"),
+        (GLM, {"n_group": 3}, "n_group is 3, but only 1 is supported"),
+        (GLM, {"scoring_func": "softmax"}, "scoring_func .* only 'sigmoid' is supported"),
+        (GLM, {"n_shared_experts": 2}, r"moe_intermediate_size · n_shared_experts = 64 requires"),
+        (GLM, {"first_k_dense_replace": 1}, r"lacks .*layers\.0\.mlp\.gate_proj"),
+        (ERNIE, {"moe_gate_act": "sigmoid"}, "moe_gate_act is 'sigmoid', but only"),
+        (ERNIE, {"moe_layer_interval": 2}, r"lacks .*layers\.0\.mlp\.gate_proj"),
+        (EXAONE, {"is_moe_layer": [False, True]}, "is_moe_layer contradicts mlp_layer_types"),
+        (EXAONE, {"mlp_layer_types": ["sparse"]}, "for each of 2 layers"),
         (QWEN, {"model_type": "deepseek_v3"}, "this mixture-of-experts model is not supported"),
     ],
 )  # fmt: skip

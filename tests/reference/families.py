@@ -24,6 +24,8 @@ WINDOW = 16
 CONTEXT = 512
 ORIGINAL = 64  # context before a rotary scaling
 EPS = 0.02  # a common one, of 10⁻⁵, would not show
+# Biases that change which experts are chosen, and not their weights.
+CHOICE_BIASES = ("expert_bias", "e_score_correction_bias")
 B = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -104,6 +106,11 @@ DELTA = {
     "linear_num_value_heads": 4,
 }
 EXPERTS = {"num_experts_per_tok": 2, "num_experts": 4, "moe_intermediate_size": 32}
+
+
+ROUTED = {"num_experts_per_tok": 2, "n_routed_experts": 4, "moe_intermediate_size": 32,
+          "routed_scaling_factor": 2.5}  # fmt: skip
+ERNIE = {"moe_k": 2, "moe_num_experts": 4, "moe_intermediate_size": 32}
 
 
 def rope(kind: str = "default", theta: float = 1e4, **more: Any) -> dict[str, Any]:
@@ -277,6 +284,19 @@ FAMILIES: dict[str, Family] = {
                             "interleaved"),
     "hunyuan": Family("hunyuan_v1_dense", R | TIED | {"head_dim": 16}
                       | rope("dynamic", alpha=1000.0, factor=1.0), "late"),
+    "glm4.5-air": Family("glm4_moe", R | HALF | ROUTED | {
+        "head_dim": 32, "attention_bias": True}, "partial experts"),
+    "glm4.6": Family("glm4_moe", R | HALF | ROUTED | {
+        "head_dim": 16, "attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 0,
+        "n_shared_experts": 2, "num_nextn_predict_layers": 0}, "partial experts"),
+    "ernie4.5-moe": Family("ernie4_5_moe", R | TIED | ERNIE | rope(theta=5e5) | {
+        "moe_num_shared_experts": 2, "head_dim": 32}, "interleaved experts"),
+    "ernie4.5-moe-bias": Family("ernie4_5_moe", R | UNTIED | ERNIE | {
+        "use_bias": True, "num_hidden_layers": 4, "moe_num_shared_experts": 1,
+        "moe_layer_end_index": 2, "moe_layer_interval": 2, "moe_norm_min": 0.4},
+        "interleaved experts"),
+    "k-exaone": windowed("exaone_moe", R | PATTERN | EXPERTS | {
+        "num_shared_experts": 1}, "nope qknorm experts"),
     "nemotron": Family("nemotron", B | HALF | {
         "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 16, "norm_eps": EPS},
         "partial"),
@@ -315,6 +335,15 @@ FAMILIES: dict[str, Family] = {
         "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}, "states"),
     "qwen3.5": Family("qwen3_5_text", R | DELTA | {
         "layer_types": ["linear_attention", "full_attention"]}, "states"),
+    "lfm2-8b-a1b": Family("lfm2_moe", B | EXPERTS | {
+        "intermediate_size": 96, "num_key_value_heads": 2, "norm_eps": EPS, "num_dense_layers": 1,
+        "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+        "routed_scaling_factor": 1.5}, "states experts"),
+    "lfm2-moe-unbiased": Family("lfm2_moe", B | EXPERTS | {
+        "intermediate_size": 96, "num_key_value_heads": 2, "norm_eps": EPS, "num_dense_layers": 0,
+        "layer_types": ["conv", "full_attention"], "use_expert_bias": False,
+        "norm_topk_prob": False, "conv_bias": True, "tie_word_embeddings": False},
+        "states experts"),
     "qwen3-next": Family("qwen3_next", R | DELTA | EXPERTS | {
         "shared_expert_intermediate_size": 32,
         "layer_types": ["linear_attention", "full_attention"]}, "states experts"),
@@ -340,6 +369,13 @@ FAMILIES: dict[str, Family] = {
     "nemotron-h": Family("nemotron_h", BLOCKS | {
         "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention",
                               "mlp"]}, "states"),
+    "nemotron-3-nano": Family("nemotron_h", BLOCKS | ROUTED | {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "moe_shared_expert_intermediate_size": 64, "mlp_bias": False}, "states experts"),
+    "nemotron-3-super": Family("nemotron_h", BLOCKS | ROUTED | {
+        "layers_block_type": ["moe", "linear_attention", "full_attention", "mlp", "moe"],
+        "moe_shared_expert_intermediate_size": 96, "moe_latent_size": 32,
+        "norm_topk_prob": False}, "states experts"),
     "mamba2": Family("mamba2", {
         "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8,
         "head_dim": 16, "state_size": 16, "n_groups": 2, "chunk_size": 16, "bos_token_id": 0,
@@ -416,7 +452,12 @@ def liven(model: Any) -> None:
         for name, number in model.named_buffers():
             if name.endswith("layer_scalar"):  # no parameter, and yet stored
                 number.fill_(0.75 + 0.125 * (int(name.split(".")[-2]) % 3))
+            if name.endswith(CHOICE_BIASES):
+                number.copy_(0.3 * torch.randn_like(number))
         for name, weight in model.named_parameters():
+            if name.endswith(CHOICE_BIASES):  # of a softmax
+                weight.copy_(0.3 * torch.randn_like(weight))
+                continue
             if weight.dim() < 2:
                 if "A_log" not in name and "dt_bias" not in name:
                     weight.copy_((weight + 0.2 * torch.randn_like(weight)).half())

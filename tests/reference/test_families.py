@@ -12,6 +12,7 @@ Only arithmetic may differ, since the checkpoints' weights lie on grids that eac
 
 from __future__ import annotations
 
+import copy
 import re
 
 import numpy as np
@@ -23,8 +24,16 @@ from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.huggingface_config import UNBOUNDED
-from tests.reference.families import CONTEXT, EVERY, FAMILIES, LATER, ORIGINAL
-from tests.reference.parity import TEXT, Answer, Floats, Library, Reference, read_in_pieces
+from tests.reference.families import CHOICE_BIASES, CONTEXT, EVERY, FAMILIES, LATER, ORIGINAL
+from tests.reference.parity import (
+    TEXT,
+    Answer,
+    Floats,
+    Library,
+    Reference,
+    answer,
+    read_in_pieces,
+)
 from tests.support.prefill import prefill
 from tests.support.runnable import needs
 
@@ -39,6 +48,7 @@ CONTRIB = {
     "qwen3-0.6b", "qwen3-8b", "opt-125m", "opt-350m", "galactica",
 }  # fmt: skip
 STATELESS = ("opset17", "tensorrt")  # dialects without recurrent states
+BIASED = {"lfm2_moe", "glm4_moe", "ernie4_5_moe", "exaone_moe"}
 RECURRENT = ("A_log", "dt_bias")  # keep what transformers gives them
 ONE_SENTENCE = re.compile(r"[^\n]{20,400}")
 NEXT_SENTENCE = re.compile(r"[.!?]\s+[A-Z]")
@@ -75,6 +85,11 @@ def decoder_of(
     return Decoder(artifact, slots=slots, threads=1)
 
 
+def is_biased(name: str) -> bool:
+    """Whether a bias may choose the experts of a family."""
+    return FAMILIES[name].model_type in BIASED or name.startswith("nemotron-3")
+
+
 def check_refusal(text: str) -> None:
     assert ONE_SENTENCE.fullmatch(text), text
     assert not NEXT_SENTENCE.search(text), text
@@ -98,6 +113,19 @@ def test_transformers_loads_each_and_a_mistake_would_show(name: str, library: Li
     # Without its first tokens a text reads otherwise, unless no layer looks so far back.
     if "window" not in reference.family.kinds.split() or "full_attention" in str(reference.family):
         assert np.abs(reference.continued(reference.text[40:]).logits - logits[40:]).max() > 0.1
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if is_biased(name)])
+def test_a_bias_of_the_choice_of_experts_would_be_missed(name: str, library: Library) -> None:
+    reference = library.reference(name)
+    model = copy.deepcopy(reference.loaded.model)
+    biases = [
+        value for key, value in model.state_dict().items() if key.endswith(CHOICE_BIASES)
+    ]  # views of the model's own
+    for bias in biases:
+        bias.zero_()
+    changed = np.abs(answer(model, reference.text).logits - reference.exact.logits).max()
+    assert (changed > 0.5) == bool(biases) == ("unbiased" not in name)
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

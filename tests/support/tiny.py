@@ -153,6 +153,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "experts": Experts(count=5, chosen=3, width=32, normed=False, shared=64, shared_gate=True),
         "pattern": (Layer(plain_rope(1e4, 16)), Layer(plain_rope(1e4, 16), experts=True)),
     },
+    # Experts that a bias chooses, behind a plain layer.
+    "glm4_moe": {
+        "model_type": "glm4_moe",
+        "experts": Experts(
+            count=6,
+            chosen=2,
+            width=32,
+            normed=True,
+            scores="sigmoid",
+            biased=True,
+            factor=1.5,
+            shared=32,
+        ),
+        "pattern": (Layer(plain_rope(1e4, 8)), Layer(plain_rope(1e4, 8), experts=True)),
+    },
     # Sinks, windows, biases everywhere, a clamp.
     "gpt_oss": {
         "model_type": "gpt_oss",

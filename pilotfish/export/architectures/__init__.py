@@ -6,6 +6,7 @@ To add one, add an entry to a module's table.
 from __future__ import annotations
 
 from pilotfish.export.architectures.architecture import Architecture, Gguf, Names
+from pilotfish.export.architectures.biased_experts import BIASED_MIXTURES
 from pilotfish.export.architectures.experts import MIXTURES
 from pilotfish.export.architectures.gemma import GEMMAS
 from pilotfish.export.architectures.llama import RELATIVES
@@ -22,6 +23,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **VARIANTS,
     **OLDER,
     **MIXTURES,
+    **BIASED_MIXTURES,
     **RECURRENT,
     **STATE_SPACES,
 }

@@ -45,7 +45,8 @@ class Names:
         listed: module with a list of weights, one per head → ours.
         transposed: whether linear modules are stored as [in, out].
         dropped: name suffixes of tensors that are not weights, or can be computed.
-        aside: name prefixes of modules that are not part of the model.
+        aside: name prefixes of modules that are not part of the model. The layers that the key
+        `num_nextn_predict_layers` counts, after the last layer, are not part of it either.
     """
 
     body: str = "model"
@@ -69,8 +70,9 @@ class Mixture:
     """Properties of a class's mixtures of experts that no key states.
 
     Attributes:
-        normed: whether the softmax is over the chosen scores only; None = the key `norm_topk_prob`
+        normed: whether the chosen scores are divided by their sum; None = the key `norm_topk_prob`
         decides.
+        scores, biased, epsilon: as in `Experts`; the key `use_expert_bias` may override `biased`.
         shared_gate: whether the shared expert's output is multiplied by a gate.
         lift: number added to the up projection (`Experts.lift`).
         switch: key that states whether there are experts; None = there are always experts.
@@ -78,6 +80,9 @@ class Mixture:
     """
 
     normed: bool | None = None
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    biased: bool = False
+    epsilon: float = 0.0
     shared_gate: bool = False
     lift: float = 0.0
     switch: str | None = None

@@ -13,6 +13,7 @@ from pilotfish.export.architectures.architecture import (
     Mixture,
     Names,
 )
+from pilotfish.export.architectures.biased_experts import SCALED
 from pilotfish.export.architectures.experts import EVERY, GATE, SPARSE, TRAINING
 from pilotfish.export.model_config import Form
 
@@ -181,3 +182,28 @@ RECURRENT: dict[str, Architecture] = {
         ),
     ),
 }  # fmt: skip
+
+LFM2 = RECURRENT["lfm2"]
+RECURRENT["lfm2_moe"] = replace(
+    LFM2,
+    models="LFM2 MoE",
+    keys={
+        **{key: LFM2.keys[key] for key in LFM2.keys if not key.startswith("block_")},
+        **SCALED, "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792,
+        "first_k_dense_replace": 2, "use_expert_bias": True,
+    },
+    key_names={**LFM2.key_names, "first_k_dense_replace": "num_dense_layers"},
+    inert=TRAINING | LFM2.inert,
+    gguf=None,
+    mixture=Mixture(scores="sigmoid", epsilon=1e-6),
+    names=replace(
+        LFM2.names,
+        modules={
+            **LFM2.names.modules,
+            "feed_forward.gate": "mlp.router",
+            **{f"feed_forward.experts.*.w{i}": f"mlp.experts.*.{part}_proj"
+               for i, part in ((1, "gate"), (2, "down"), (3, "up"))},
+        },
+        tensors={"feed_forward.expert_bias": "mlp.expert_bias"},
+    ),
+)  # fmt: skip

@@ -14,6 +14,13 @@ from pilotfish.export.architectures.architecture import (
     Architecture,
     Names,
 )
+from pilotfish.export.architectures.biased_experts import (
+    BIASED,
+    CORRECTION,
+    SCALED,
+    SHARED,
+    UNGROUPED,
+)
 from pilotfish.export.architectures.experts import GRANITE_MOE, WITH_SHARED
 from pilotfish.export.architectures.llama import GRANITE
 from pilotfish.export.model_config import Form, Kind
@@ -45,6 +52,8 @@ BLOCK = {"norm": "input_layernorm", "mixer": "mamba"} | {
     f"mixer.{part}": f"mamba.{part}"
     for part in ("in_proj", "out_proj", "conv1d", "norm", "x_proj", "dt_proj")
 }
+EXPERT_MODULES = ("", ""), ("experts.*.", "experts.*."), ("shared_experts.", "shared_expert.")
+LATENT = ("mlp.latent_in", "mlp.latent_out")
 PUBLISHED = frozenset({"normalization_function", "init_method", "shared_expert_num_layers"})
 
 FED = Names(
@@ -198,7 +207,7 @@ STATE_SPACES: dict[str, Architecture] = {
         names=FED,
     ),
     "nemotron_h": Architecture(
-        models="Nemotron-H, Nemotron Nano 2",
+        models="Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano and Super",
         keys={
             **{key: DECODER[key] for key in DECODER if key not in {
                 "num_hidden_layers", "rope_theta", "tie_word_embeddings"}},
@@ -218,8 +227,16 @@ STATE_SPACES: dict[str, Architecture] = {
             "mamba_proj_bias": False,
             "mamba_hidden_act": "silu",
             "time_step_min": 0.001,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 7688,
+            "shared_expert_intermediate_size": 7688,
+            "moe_latent_size": None,
+            **SCALED,
         },
         key_names={
+            "num_experts": "n_routed_experts",
+            "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
             "hidden_act": "mlp_hidden_act",
             "rms_norm_eps": "layer_norm_epsilon",
             "mamba_n_heads": "mamba_num_heads",
@@ -231,34 +248,46 @@ STATE_SPACES: dict[str, Architecture] = {
             "mamba_proj_bias": "use_bias",
             "tie_word_embeddings": "",
         },
-        aliases={"layer_types": "layers_block_type"},
+        aliases={
+            "layer_types": "layers_block_type", "num_local_experts": "n_routed_experts",
+        },
+        echoes=dict.fromkeys(("norm_eps", "rms_norm_eps"), "layer_norm_epsilon"),
         inert=UNREAD | (INITIAL - {"time_step_min"}) | {
             "hybrid_override_pattern", "num_hidden_layers", "rescale_prenorm_residual",
             "mamba_proj_bias", "time_step_limit", "mamba_ssm_cache_dtype", "use_mamba_kernels",
             "rope_theta", "partial_rotary_factor",
-            "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "n_group",
+            # Without layers with experts, the keys of experts have no effect.
+            "n_routed_experts", "n_shared_experts", "moe_intermediate_size",
             "moe_shared_expert_intermediate_size", "moe_latent_size", "moe_shared_expert_overlap",
-            "num_experts_per_tok", "routed_scaling_factor", "topk_group", "norm_topk_prob",
+            "num_experts_per_tok", "routed_scaling_factor", "norm_topk_prob",
             "output_router_logits", "num_nextn_predict_layers", "mtp_layers_block_type",
         },
-        neutral={"tie_word_embeddings": (False,)},
+        neutral={"tie_word_embeddings": (False,), **UNGROUPED},
         form=Form(gated=False),
         biases={
-            "mlp_bias": MLP[1:],
+            "mlp_bias": (*MLP[1:], *LATENT, *list(SHARED.values())[1:]),
             "mamba_conv_bias": (CONV,),
             "mamba_proj_bias": PROJECTIONS,
         },
         unrotated="all",
-        states={**LINEAR, "mlp": "none"},
+        states={**LINEAR, "mlp": "none", "moe": "none"},
         one_part=True,
+        mixture=BIASED,
         names=Names(
             body="backbone",
             outer={"embeddings": "embed_tokens", "norm_f": "norm"},
             modules={
                 **BLOCK,
                 **{f"mixer.{name[10:]}": name for name in ATTENTION},
-                **{f"mixer.{name[4:]}": name for name in MLP[1:]},
+                **{
+                    f"mixer.{theirs}{name[4:]}": f"mlp.{ours}{name[4:]}"
+                    for theirs, ours in EXPERT_MODULES for name in MLP[1:]
+                },
+                "mixer.gate": "mlp.router",
+                "mixer.fc1_latent_proj": LATENT[0],
+                "mixer.fc2_latent_proj": LATENT[1],
             },
+            tensors={f"mixer.gate.{CORRECTION}": "mlp.expert_bias"},
             aside=("mtp.",),  # the multi-token-prediction head
         ),
     ),

@@ -86,7 +86,7 @@ class Dialect(AttentionInputs):
     def experts(self, x: str, scores: str, module: str) -> str:
         """Write the weighted sum of the chosen experts' outputs; x [T, hidden] → [T, hidden].
 
-        `scores` [T, experts] are the router's output; `config.experts` has the sizes.
+        `scores` f32 [T, experts] are the router's output; `config.experts` has the sizes.
         """
 
     # --- layers ----------------------------------------------------------------------------
@@ -118,6 +118,21 @@ class Dialect(AttentionInputs):
         weight = floats[0] if len(floats) == 1 else np.concatenate(floats)
         del weights, floats
         return self._gemm(x, f"{label}.weight", weight, bias)
+
+    def route(self, x: str, name: str) -> str:
+        """Write the router `name` of a mixture of experts; x [T, hidden] → f32 [T, experts].
+
+        It is computed in float32, because a rounding error could select another expert.
+        """
+        if self.float != "float32":
+            x = self.cast(x, "float32")
+        assert self.config.experts is not None
+        count, write = self.config.experts.count, self.graph.weight
+        weight = self.read(f"{name}.weight", count, self.config.hidden)
+        operands = [write(f"{name}.weight", weight)]
+        if self.has_bias(name):
+            operands.append(write(f"{name}.bias", self.read(f"{name}.bias", count)))
+        return self.graph.op("Gemm", x, *operands, transB=1)
 
     def code_rows(self, name: str, weight: Quantized, tokens: str) -> str:
         """Look up rows of a weight's codes minus `zero_point`, [T, K / block, block]."""

@@ -6,8 +6,9 @@ and the rows of gate and up must alternate in the first weight; QMoE's codes hav
 zero point of MatMulNBits.
 
 Without normalize_routing_weights, MoE returns 0 if the runtime lets it overwrite its input, so this
-attribute is always set. For a class with the softmax over all scores, the result is multiplied by
-the chosen experts' share of that softmax.
+attribute is always set. If a class does not weigh experts by the softmax over the chosen scores,
+the graph chooses them itself: router_probs are the logarithms of the chosen experts' weights, and
+ABSENT for all other experts. The result is multiplied by the sum of the weights.
 
 ONNX Runtime 1.23 would compute QMoE of 4 bits wrongly; it refuses these graphs, because it does not
 know the attribute accuracy_level.
@@ -31,6 +32,8 @@ from pilotfish.export.graph import pack_nibbles
 from pilotfish.export.parts import Experts
 from pilotfish.export.quantize import quantize
 
+ABSENT = -1e30  # router_probs of an expert that is not chosen
+SMALLEST = 1e-37  # least weight of an expert, in float32
 INT8_ACTIVATIONS = 4  # value of accuracy_level: products in int8, sums in float32
 
 
@@ -43,6 +46,7 @@ class FusedExperts(GroupedExperts):
         if (
             experts is None
             or self.config.activation != "silu"
+            or not self.config.form.gated
             or self.forms.keeps_blocks
             or experts.parallel_mlp
         ):
@@ -58,6 +62,9 @@ class FusedExperts(GroupedExperts):
             attributes["accuracy_level"] = INT8_ACTIVATIONS
         if experts.limit is not None:
             attributes["swiglu_limit"] = experts.limit
+        total = ""
+        if not experts.normed or experts.biased or experts.scores == "sigmoid":
+            scores, total = self._routing_scores(scores, experts, module)
         mixed = self.graph.op(
             "MoE" if self.forms.bits is None else "QMoE",
             x,
@@ -73,20 +80,16 @@ class FusedExperts(GroupedExperts):
             activation_beta=experts.lift,
             **attributes,
         )
-        return (
-            mixed if experts.normed else self.multiply(mixed, self._chosen_share(scores, experts))
-        )
+        return self.multiply(mixed, total) if total else mixed
 
-    def _chosen_share(self, scores: str, experts: Experts) -> str:
-        """Return the chosen experts' share of the softmax over all scores, [T, 1]."""
+    def _routing_scores(self, scores: str, experts: Experts, module: str) -> tuple[str, str]:
+        """Return router_probs [T, experts], and the sum of the chosen experts' weights [T, 1]."""
         op, constant = self.graph.op, self.graph.constant
-        best, _ = self.graph.multi(
-            "TopK",
-            op("Softmax", scores, axis=-1),
-            constant([experts.chosen], "int64"),
-            names=self.graph.new_names("TopK", 2),
-        )
-        return op("ReduceSum", best, constant([1], "int64"), keepdims=1)
+        weights, chosen = self.choose_experts(scores, experts, module)
+        absent = op("Expand", constant(ABSENT, "float32"), op("Shape", scores))
+        logarithms = op("Log", op("Max", weights, constant(SMALLEST, "float32")))
+        probabilities = op("ScatterElements", absent, chosen, logarithms, axis=1)
+        return probabilities, op("ReduceSum", weights, constant([1], "int64"), keepdims=1)
 
     def _projection(self, name: str, experts: Experts, shape: tuple[int, int]) -> list[str]:
         """Write a projection of all experts.

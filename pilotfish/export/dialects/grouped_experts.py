@@ -15,18 +15,11 @@ from pilotfish.export.dialects.dialect import Dialect
 from pilotfish.export.parts import Experts
 
 
-class _Routing(NamedTuple):
-    """The names of values that assign P = T · chosen pairs (token, expert) to experts.
-
-    Attributes:
-        weights: weight of each of a token's experts, [T, chosen].
-        order: [P], indices of the pairs, sorted by expert.
-        sizes: [experts], number of pairs of each expert.
-    """
+class ChosenExperts(NamedTuple):
+    """The names of the weights f32 and the numbers i64 of each token's experts, [T, chosen]."""
 
     weights: str
-    order: str
-    sizes: str
+    numbers: str
 
 
 class GroupedExperts(Dialect):
@@ -34,47 +27,72 @@ class GroupedExperts(Dialect):
 
     def experts(self, x: str, scores: str, module: str) -> str:
         """Write the weighted sum of the chosen experts' outputs; x [T, hidden] → [T, hidden]."""
-        op, experts = self.graph.op, self.config.experts
+        op, constant, experts = self.graph.op, self.graph.constant, self.config.experts
         if experts is None:
             raise ValueError(f"{module} has no experts")
-        routing = self._route(scores, experts, module)
-        tokens = op("Div", routing.order, self.graph.constant(experts.chosen, "int64"))
-        rows = op("Gather", x, tokens, axis=0)  # [P, hidden]
-        hidden, width = self.config.hidden, experts.width
-        gate_up = self._project_by_expert(
-            rows, hidden, routing.sizes, module, {"gate_proj": width, "up_proj": width}
-        )
-        gate, up = self.split(gate_up, [width] * 2)
-        inner = self._gate(gate, up, experts, module)  # [P, width]
-        outputs = self._project_by_expert(
-            inner, width, routing.sizes, module, {"down_proj": hidden}
-        )
-        back = op("Gather", outputs, self._ranks(routing.order), axis=0)
-        by_token = self.reshape(back, [-1, experts.chosen, hidden])
-        weights = op("Unsqueeze", routing.weights, self.graph.constant([2], "int64"))
-        weighted = self.multiply(by_token, weights)
-        return op("ReduceSum", weighted, self.graph.constant([1], "int64"), keepdims=0)
-
-    def _route(self, scores: str, experts: Experts, module: str) -> _Routing:
-        """Choose the experts of each token by scores [T, experts]."""
-        op, multi, constant = self.graph.op, self.graph.multi, self.graph.constant
-        if self.float != "float32":
-            scores = self.cast(scores, "float32")
-        if not experts.normed:
-            scores = op("Softmax", scores, axis=-1)
-        names = self.graph.new_names("TopK", 2)
-        best, chosen = multi("TopK", scores, constant([experts.chosen], "int64"), names=names)
-        weights = op("Softmax", best, axis=-1) if experts.normed else best
+        weights, chosen = self.choose_experts(scores, experts, module)
+        # The P = T · chosen pairs of a token and an expert are sorted by expert.
         pairs = self.reshape(chosen, [-1])
-        column = op("Unsqueeze", pairs, constant([1], "int64"))
-        marks = op("Equal", column, constant([list(range(experts.count))], "int64"))
-        sizes = op("ReduceSum", self.cast(marks, "int64"), constant([0], "int64"), keepdims=0)
+        order, sizes = self._ranks(pairs), self._sizes(pairs, experts)
+        tokens = op("Div", order, constant(experts.chosen, "int64"))
+        rows = op("Gather", x, tokens, axis=0)  # [P, hidden]
+        outer, width = experts.latent or self.config.hidden, experts.width
+        parts = (
+            {"gate_proj": width, "up_proj": width} if self.config.form.gated else {"up_proj": width}
+        )
+        inner = self._project_by_expert(rows, outer, sizes, module, parts)
+        inner = self._activate(inner, experts, module)  # [P, width]
+        outputs = self._project_by_expert(inner, width, sizes, module, {"down_proj": outer})
+        back = op("Gather", outputs, self._ranks(order), axis=0)
+        by_token = self.reshape(back, [-1, experts.chosen, outer])
         if self.float != "float32":
             weights = self.cast(weights, self.float)
+        weighted = self.multiply(by_token, op("Unsqueeze", weights, constant([2], "int64")))
+        return op("ReduceSum", weighted, constant([1], "int64"), keepdims=0)
+
+    def choose_experts(self, scores: str, experts: Experts, module: str) -> ChosenExperts:
+        """Choose the experts of each token by the router's output `scores` f32 [T, experts].
+
+        Among equal scores the expert with the lower number is chosen.
+        """
+        op, constant, write = self.graph.op, self.graph.constant, self.graph.weight
+        # The softmax over the chosen scores is the softmax over all scores, divided by its sum.
+        early = experts.scores == "sigmoid" or experts.biased or not experts.normed
+        if early:
+            sigmoid = experts.scores == "sigmoid"
+            scores = self.sigmoid(scores) if sigmoid else op("Softmax", scores, axis=-1)
+        keys = scores
+        if experts.biased:
+            name = f"{module}.expert_bias"
+            keys = op("Add", scores, write(name, self.read(name, experts.count)))
+        names = self.graph.new_names("TopK", 2)
+        size = constant([experts.chosen], "int64")
+        weights, chosen = self.graph.multi("TopK", keys, size, names=names)
+        if experts.biased:
+            weights = op("GatherElements", scores, chosen, axis=1)
+        if not early:
+            weights = op("Softmax", weights, axis=-1)
+        elif experts.normed:
+            total = op("ReduceSum", weights, constant([1], "int64"), keepdims=1)
+            if experts.epsilon:
+                total = op("Add", total, constant(experts.epsilon, "float32"))
+            if experts.least:
+                total = op("Max", total, constant(experts.least, "float32"))
+            weights = op("Div", weights, total)
+        if experts.factor != 1.0:
+            weights = op("Mul", weights, constant(experts.factor, "float32"))
         if experts.parallel_mlp:
-            scale = self.weight(f"{module}.router_scale", experts.count)
+            name = f"{module}.router_scale"
+            scale = write(name, self.read(name, experts.count))
             weights = self.multiply(weights, op("Gather", scale, chosen))
-        return _Routing(weights, self._ranks(pairs), sizes)
+        return ChosenExperts(weights, chosen)
+
+    def _sizes(self, pairs: str, experts: Experts) -> str:
+        """Return the number of pairs of each expert, [experts]."""
+        op, constant = self.graph.op, self.graph.constant
+        column = op("Unsqueeze", pairs, constant([1], "int64"))
+        marks = op("Equal", column, constant([list(range(experts.count))], "int64"))
+        return op("ReduceSum", self.cast(marks, "int64"), constant([0], "int64"), keepdims=0)
 
     def _ranks(self, values: str) -> str:
         """Return the indices that sort `values` [P]; for a permutation this is its inverse."""
@@ -95,9 +113,12 @@ class GroupedExperts(Dialect):
             outputs.append(self.linear(expert_rows, width, modules))
         return self.graph.op("Concat", *outputs, axis=0)
 
-    def _gate(self, gate: str, up: str, experts: Experts, module: str) -> str:
-        """Compute activation(gate) · up, or gpt-oss's clamped variant."""
+    def _activate(self, inner: str, experts: Experts, module: str) -> str:
+        """Compute activation(gate) · up, or gpt-oss's clamped variant, or activation(up)."""
         op, constant = self.graph.op, self.graph.constant
+        if not self.config.form.gated:
+            return self.activation(inner, module)
+        gate, up = self.split(inner, [experts.width] * 2)
         if experts.limit is not None:
             most, least = (constant(sign * experts.limit, self.float) for sign in (1, -1))
             gate, up = op("Min", gate, most), op("Clip", up, least, most)

@@ -74,4 +74,5 @@ FIELDS = {
     "experts.count": "num_experts",
     "experts.width": "moe_intermediate_size",
     "experts.shared": "shared_expert_intermediate_size",
+    "experts.latent": "moe_latent_size",
 }

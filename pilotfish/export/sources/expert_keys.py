@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from pilotfish.export.model_config import Layer
 from pilotfish.export.parts import Experts
 from pilotfish.export.sources.class_keys import ClassKeys
 
 
-def read_experts(keys: ClassKeys) -> Experts | None:
+def read_experts(keys: ClassKeys, pattern: Sequence[Layer]) -> Experts | None:
     """Read the sizes of the mixtures of experts; None if the model has none.
+
+    A class that lists the parts of its layers has none without such a layer in the `pattern`.
 
     Raises:
         ExportError: if a token uses more experts than there are.
     """
     mixture = keys.architecture.mixture
-    if mixture is None or not _has_experts(keys):
+    unlisted = keys.architecture.one_part and not any(layer.experts for layer in pattern)
+    if mixture is None or unlisted or not _has_experts(keys):
         return None
-    width = "moe_intermediate_size" if keys.has("moe_intermediate_size") else "intermediate_size"
     count, chosen = keys.count("num_experts"), keys.count("num_experts_per_tok")
     if chosen > count:
         raise keys.fields.error(
             f"{keys.class_key('num_experts_per_tok')} is {chosen}, but there are "
             f"{count} experts ({keys.class_key('num_experts')})"
         )
-    shared = "shared_expert_intermediate_size"
+    width = keys.count(
+        "moe_intermediate_size" if keys.has("moe_intermediate_size") else "intermediate_size"
+    )
+    shared, biased = None, mixture.biased
+    if keys.has("shared_expert_intermediate_size"):
+        shared = keys.count("shared_expert_intermediate_size")
+    elif keys.has("n_shared_experts") and keys.raw("n_shared_experts") != 0:
+        shared = width * keys.count("n_shared_experts")
+    if keys.has("use_expert_bias"):
+        biased = keys.flag("use_expert_bias")
+    latent = keys.has("moe_latent_size") and keys.raw("moe_latent_size") is not None
     return Experts(
         count=count,
         chosen=chosen,
-        width=keys.count(width),
+        width=width,
         normed=keys.flag("norm_topk_prob") if mixture.normed is None else mixture.normed,
-        shared=keys.count(shared) if keys.has(shared) else None,
+        scores=mixture.scores,
+        biased=biased,
+        epsilon=mixture.epsilon,
+        least=keys.optional("moe_norm_min") or 0.0,
+        factor=keys.number("routed_scaling_factor", otherwise=1.0),
+        latent=keys.count("moe_latent_size") if latent else None,
+        shared=shared,
         shared_gate=mixture.shared_gate,
         steepness=keys.number("swiglu_alpha", otherwise=1.0),
         lift=mixture.lift,
@@ -41,18 +62,43 @@ def layers_of_experts(keys: ClassKeys, layers: int) -> list[bool]:
     """Return for each layer whether it has experts instead of a dense feed-forward part.
 
     Raises:
-        ExportError: if the list of dense layers contains anything but layer numbers.
+        ExportError: if a list of layers is malformed, or contradicts other keys.
     """
     if not _has_experts(keys):
         return [False] * layers
-    if not keys.has("decoder_sparse_step"):
-        return [True] * layers
-    step, plain = keys.count("decoder_sparse_step"), keys.fields.items("mlp_only_layers") or []
+    first, last = _whole(keys, "first_k_dense_replace", 0), _whole(keys, "moe_layer_end_index", -1)
+    last = layers - 1 if last == -1 else last
+    step = keys.count("decoder_sparse_step") if keys.has("decoder_sparse_step") else 1
+    plain = keys.fields.items("mlp_only_layers") or [] if keys.has("mlp_only_layers") else []
     if any(not isinstance(layer, int) or isinstance(layer, bool) for layer in plain):
         raise keys.fields.error(
             f"mlp_only_layers is {plain!r}, but must be a list of layer numbers"
         )
-    return [i not in plain and (i + 1) % step == 0 for i in range(layers)]
+    mixed = [first <= i <= last and (i + 1) % step == 0 and i not in plain for i in range(layers)]
+    return _listed_layers(keys, mixed) if keys.has("mlp_layer_types") else mixed
+
+
+def _listed_layers(keys: ClassKeys, mixed: list[bool]) -> list[bool]:
+    """Return the layers that mlp_layer_types lists, or else `mixed`; is_moe_layer must agree."""
+    kinds = keys.fields.items("mlp_layer_types")
+    if kinds is not None:
+        if len(kinds) != len(mixed) or not all(kind in ("dense", "sparse") for kind in kinds):
+            raise keys.fields.error(
+                f'mlp_layer_types must state "dense" or "sparse" for each of {len(mixed)} layers'
+            )
+        mixed = [kind == "sparse" for kind in kinds]
+    if (keys.fields.items("is_moe_layer") or mixed) != mixed:
+        raise keys.fields.error(
+            "is_moe_layer contradicts mlp_layer_types, or else first_k_dense_replace: correct the "
+            "wrong one"
+        )
+    return mixed
+
+
+def _whole(keys: ClassKeys, key: str, otherwise: int) -> int:
+    """Return a whole number; `otherwise` if the class does not have the key."""
+    default: int = keys.default(key) if keys.has(key) else otherwise
+    return keys.fields.get(keys.class_key(key), int, default) if keys.has(key) else otherwise
 
 
 def _has_experts(keys: ClassKeys) -> bool:

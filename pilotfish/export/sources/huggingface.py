@@ -87,7 +87,7 @@ class DirectorySource:
         self._plus_one = described.architecture.plus_one
         self._files = _open_weights(path)
         self._left_out: list[str] = []
-        self._packing = described.packing
+        self._packing, self._aside = described.packing, described.aside
         inner = text_config(values, str(path))
         self._tensors = self._find_tensors(wrapped=inner is not None)
         self._slicer = TensorSlicer(self._names, self.config)
@@ -174,8 +174,9 @@ class DirectorySource:
             for name in file.names():
                 if name.endswith(COMPUTED):
                     continue
-                if name.startswith(self._names.aside):
-                    aside[name.split(".")[0]] = None
+                prefix = next((each for each in self._aside if name.startswith(each)), None)
+                if prefix is not None:
+                    aside[name[: name.find(".", len(prefix) - 1)]] = None
                     continue
                 if name in stored:
                     raise ExportError(

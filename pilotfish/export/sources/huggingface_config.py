@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from pilotfish.engines.manifest import MOST_LAYERS
 from pilotfish.export.architectures import ARCHITECTURES, Architecture
 from pilotfish.export.architectures.architecture import ACTIVATIONS
 from pilotfish.export.model_config import Activation, Form, ModelConfig
@@ -32,6 +33,7 @@ from pilotfish.export.sources.weight_check import FileSettings
 from pilotfish.export.weights import HEAD
 
 UNBOUNDED = 2**18  # context (positions) of a model that has no maximum
+MTP = "num_nextn_predict_layers"
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -47,6 +49,7 @@ class Description:
     Attributes:
         architecture: the entry of its `model_type`.
         packing: quantisation of its matrices; None without one.
+        aside: name prefixes of tensors that are not part of the model.
         config: the model's shape.
         settings: the file's names of settings, for errors about weights.
 
@@ -72,10 +75,21 @@ class Description:
                 raise fields.error(f"{key} is null, but must be of type float")
         keys = ClassKeys(fields, architecture)
         self.config = _read(keys, model_type, name)
+        self.aside = architecture.names.aside + _extra_layers(keys, self.config.layers)
         self.settings = FileSettings(_file_keys(keys, self.config), _switches(keys))
         fields.refuse_unknown(
             INERT | architecture.inert, {**NEUTRAL, **architecture.neutral}, ignored
         )
+
+
+def _extra_layers(keys: ClassKeys, layers: int) -> tuple[str, ...]:
+    """Return the name prefixes of the layers for multi-token prediction, after the last layer."""
+    if not keys.has(MTP):
+        return ()
+    default: int = keys.default(MTP)
+    extra, names = keys.fields.get(MTP, int, default), keys.architecture.names
+    last = layers + min(extra, MOST_LAYERS)
+    return tuple(f"{names.body}.{names.stack}.{i}." for i in range(layers, last))
 
 
 def _find(fields: Fields, model_type: str) -> Architecture:
@@ -158,7 +172,7 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         norm_eps=keys.number("rms_norm_eps", otherwise=architecture.keys["rms_norm_eps"]),
         form=_form(keys),
         pattern=pattern,
-        experts=read_experts(keys),
+        experts=read_experts(keys, pattern),
         activation=_activation(keys),
         embedding=None if embedding == hidden else embedding,
         position_offset=architecture.position_offset,
@@ -349,7 +363,10 @@ def _file_keys(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
         width = (
             "moe_intermediate_size" if keys.has("moe_intermediate_size") else "intermediate_size"
         )
-        names["experts.width"] = keys.class_key(width)
+        width = keys.class_key(width)
+        names["experts.width"] = width
+        if keys.has("n_shared_experts"):
+            names["experts.shared"] = f"{width} · {keys.class_key('n_shared_experts')} ="
     for field in ("kv_heads", "head_dim"):
         if stated.get(names[field]) is None:
             names[field] += " (by default)"
@@ -365,7 +382,8 @@ def _switches(keys: ClassKeys) -> dict[str, str]:
         if key:
             setting = f"{key} {keys.flag(key)}"
             switches |= {f"{module}.bias": setting for module in modules}
-    if keys.has("num_experts") and keys.raw("num_experts") is not None:
+    listed = keys.architecture.one_part  # such a class may have no layer with experts
+    if keys.has("num_experts") and not listed and keys.raw("num_experts") is not None:
         switches[".experts."] = f"{keys.class_key('num_experts')} {keys.count('num_experts')}"
     if keys.has("do_layer_norm_before"):
         switches["model.norm."] = f"do_layer_norm_before {keys.flag('do_layer_norm_before')}"

@@ -15,10 +15,10 @@ from pilotfish.export.sources.fields import Fields, format_value
 from pilotfish.export.sources.layer_sizes import widths_of_heads, with_sizes
 from pilotfish.export.sources.rotary import RopeBase, read_table
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, MOE = "full_attention", "sliding_attention", "moe"
 ALSO_FULL = {FULL, "attention"}
 # Letters in Nemotron-H's layer pattern → types of layers.
-BLOCKS = {"M": "linear_attention", "*": FULL, "-": "mlp", "E": "moe"}
+BLOCKS = {"M": "linear_attention", "*": FULL, "-": "mlp", "E": MOE}
 # Keys that determine the layers with windows if layer_types is absent.
 PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
 
@@ -70,6 +70,9 @@ def _recurrent_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Lay
     else:
         for key in ("rope_parameters", "rope_scaling", "rope_theta"):
             fields.mark_read(key)
+    mixed = layers_of_experts(keys, layers)
+    if MOE in architecture.states:
+        mixed = [each == MOE for each in types]
     return tuple(
         Layer(
             rope if kind in CACHED else None,
@@ -77,7 +80,7 @@ def _recurrent_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Lay
             kind=kind,
             has_mlp=kind == "none" or not architecture.one_part,
         )
-        for kind, experts in zip(kinds, layers_of_experts(keys, layers), strict=True)
+        for kind, experts in zip(kinds, mixed, strict=True)
     )
 
 
@@ -103,13 +106,7 @@ def _stated_types(keys: ClassKeys) -> list[Any] | None:
     spelt = [BLOCKS.get(letter, letter) for letter in letters]
     if listed is not None and spelt and spelt != listed:
         raise fields.error("layers_block_type and hybrid_override_pattern differ: remove one")
-    types = spelt if listed is None else listed
-    if "moe" in types:
-        raise fields.error(
-            "this class is supported only without mixtures of experts, but layers_block_type "
-            "names moe"
-        )
-    return types
+    return spelt if listed is None else listed
 
 
 def _full_by_default(keys: ClassKeys, layers: int) -> list[bool]:

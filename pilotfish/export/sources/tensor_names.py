@@ -181,8 +181,8 @@ class TensorSlicer:
         array = stored[0] if len(stored) == 1 else np.stack(stored)
         if self._names.transposed and array.ndim == 2 and ".layers." in name:
             array = array.T
-        if ".act_fn." in name:
-            return array.reshape(-1)  # some checkpoints store scalars
+        if ".act_fn." in name or name.endswith(".expert_bias"):
+            return array.reshape(-1)  # some checkpoints store scalars, or a matrix with one row
         if origin.part is None:
             return array
         if origin.expert is not None:
