@@ -345,7 +345,7 @@ def test_other_blocks_are_refused(tmp_path: Path, change: Any, words: str) -> No
         (GLM, {"first_k_dense_replace": 1}, r"lacks .*layers\.0\.mlp\.gate_proj"),
         (ERNIE, {"moe_gate_act": "sigmoid"}, "moe_gate_act is 'sigmoid', but only"),
         (ERNIE, {"moe_layer_interval": 2}, r"lacks .*layers\.0\.mlp\.gate_proj"),
-        (EXAONE, {"is_moe_layer": [False, True]}, "is_moe_layer contradicts mlp_layer_types"),
+        (EXAONE, {"mlp_layer_types": ["dense", "sparse"]}, r"lacks .*layers\.0\.mlp\.gate_proj"),
         (EXAONE, {"mlp_layer_types": ["sparse"]}, "for each of 2 layers"),
         (QWEN, {"model_type": "deepseek_v3"}, "this mixture-of-experts model is not supported"),
     ],

@@ -83,7 +83,10 @@ BIASED_MIXTURES: dict[str, Architecture] = {
         },
         key_names={"n_shared_experts": "num_shared_experts"},
         aliases=ALSO_LOCAL,
-        inert=TRAINING | {"first_last_k_dense_replace", "num_nextn_predict_layers"},
+        # The first two keys repeat which layers are dense.
+        inert=TRAINING | {
+            "is_moe_layer", "first_last_k_dense_replace", "num_nextn_predict_layers",
+        },
         neutral=ROUTED,
         form=Form(qk_norm="head"),
         windows="listed",

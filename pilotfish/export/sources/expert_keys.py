@@ -62,7 +62,7 @@ def layers_of_experts(keys: ClassKeys, layers: int) -> list[bool]:
     """Return for each layer whether it has experts instead of a dense feed-forward part.
 
     Raises:
-        ExportError: if a list of layers is malformed, or contradicts other keys.
+        ExportError: if a list of layers is malformed.
     """
     if not _has_experts(keys):
         return [False] * layers
@@ -74,25 +74,14 @@ def layers_of_experts(keys: ClassKeys, layers: int) -> list[bool]:
         raise keys.fields.error(
             f"mlp_only_layers is {plain!r}, but must be a list of layer numbers"
         )
-    mixed = [first <= i <= last and (i + 1) % step == 0 and i not in plain for i in range(layers)]
-    return _listed_layers(keys, mixed) if keys.has("mlp_layer_types") else mixed
-
-
-def _listed_layers(keys: ClassKeys, mixed: list[bool]) -> list[bool]:
-    """Return the layers that mlp_layer_types lists, or else `mixed`; is_moe_layer must agree."""
-    kinds = keys.fields.items("mlp_layer_types")
+    kinds = keys.fields.items("mlp_layer_types") if keys.has("mlp_layer_types") else None
     if kinds is not None:
-        if len(kinds) != len(mixed) or not all(kind in ("dense", "sparse") for kind in kinds):
+        if len(kinds) != layers or not all(kind in ("dense", "sparse") for kind in kinds):
             raise keys.fields.error(
-                f'mlp_layer_types must state "dense" or "sparse" for each of {len(mixed)} layers'
+                f'mlp_layer_types must state "dense" or "sparse" for each of {layers} layers'
             )
-        mixed = [kind == "sparse" for kind in kinds]
-    if (keys.fields.items("is_moe_layer") or mixed) != mixed:
-        raise keys.fields.error(
-            "is_moe_layer contradicts mlp_layer_types, or else first_k_dense_replace: correct the "
-            "wrong one"
-        )
-    return mixed
+        return [kind == "sparse" for kind in kinds]
+    return [first <= i <= last and (i + 1) % step == 0 and i not in plain for i in range(layers)]
 
 
 def _whole(keys: ClassKeys, key: str, otherwise: int) -> int:
