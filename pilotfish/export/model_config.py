@@ -87,6 +87,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
         either is added.
         qk_norm: norm of q and k: per head with equal weights for all heads ("head"); per head with
         weights of each head ("heads"); over all heads together ("all"); None = no norm.
+        learned_qk_norm: whether the norm of q and k has weights.
         qk_norm_late: whether the norm of q and k follows the rotation, instead of preceding it.
         value_norm: whether values have a norm per head, without weights.
         gated_attention: whether attention's output is multiplied by sigmoid(gate), a projection of
@@ -109,6 +110,7 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     gated: bool = True
     parallel: bool = False
     qk_norm: Literal["head", "heads", "all"] | None = None
+    learned_qk_norm: bool = True
     qk_norm_late: bool = False
     value_norm: bool = False
     gated_attention: bool = False

@@ -119,7 +119,8 @@ class _Recorder(Opset24):
         norms = {"q_norm": heads.queries, "k_norm": heads.keys}
         if self.config.layer(layer).kv_source is not None:
             del norms["k_norm"]
-        if form.qk_norm in {"head", "heads"} and form.learned_norms:
+        learned = form.learned_norms and form.learned_qk_norm
+        if form.qk_norm in {"head", "heads"} and learned:
             for name, count in norms.items():
                 each = () if form.qk_norm == "head" else (count,)
                 self.read(f"{module}.{name}.weight", *each, heads.dim)

@@ -239,6 +239,13 @@ def test_unknown_architecture_of_gguf(tmp_path: Path) -> None:
         open_source(str(tmp_path / "a.gguf"))
 
 
+def test_a_text_within_an_unknown_wrapper_is_refused(tmp_path: Path) -> None:
+    config = {"model_type": "strange_vl", "text_config": LLAMA}
+    path = write_directory(tmp_path / "m", config, weights=tiny_weights(LLAMA))
+    with pytest.raises(ExportError, match=r"'strange_vl' with a text_config.*alone"):
+        open_source(str(path))
+
+
 def test_progress_of_hashing(tmp_path: Path) -> None:
     seen: list[tuple[str, int, int | None]] = []
     source = open_source(str(write_gguf(tmp_path / "a.gguf")), lambda *step: seen.append(step))

@@ -144,7 +144,8 @@ def test_variants_of_opt(change: dict[str, Any], expected: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("values", "named"),
     [
-        ({"model_type": "bloom"}, "architecture 'bloom'"),
+        ({"model_type": "bloom"}, "architecture 'bloom'.*GGUF file with --dialect llamacpp"),
+        ({"model_type": "phi-msft"}, "with model_type phi"),
         ({}, "architecture ''"),
         ({"model_type": "dbrx", "num_local_experts": 8}, r"mixture-of-experts.*dbrx"),
         ({"model_type": "phimoe"}, "mixture-of-experts"),

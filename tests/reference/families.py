@@ -221,6 +221,10 @@ FAMILIES: dict[str, Family] = {
     "qwen2-yarn": Family("qwen2", R | YARN),
     "internlm3": Family("internlm3", R | BIASED | {"head_dim": 32}),
     "iquestcoder": Family("iquestcoder", R | {"head_dim": 32} | rope(theta=5e5)),
+    "mobilellm-r1": Family("llama4_text", R | TIED | rope(theta=5e5) | {
+        "head_dim": 16, "intermediate_size": 8, "intermediate_size_mlp": 96, "moe_layers": [],
+        "no_rope_layers": [1, 1], "layer_types": ["full_attention"] * 2, "num_local_experts": 0,
+        "attn_temperature_tuning": False}, "late qknorm interleaved"),
     "cwm": windowed("cwm", R | LLAMA3 | {
         "head_dim": 16, "sliding_window": WINDOW, "num_hidden_layers": 4,
         "layer_types": FOUR[::-1]}),

@@ -104,6 +104,9 @@ FORMS = {
         key: value for key, value in old_rope(values).items() if key != "layer_types"}),
     "Falcon Mamba 7B": Published("falcon-mamba", lambda values: values | {
         "expand": 16, "intermediate_size": 192, "time_step_rank": 4}),
+    "MobileLLM-R1": Published("mobilellm-r1", lambda values: old_rope(values) | {
+        "attention_chunk_size": 8192, "for_llm_compressor": False, "num_experts_per_tok": 0,
+        "interleave_moe_layer_step": 0}),
     "CodeLlama": Published("llama", lambda values: values | {"pretraining_tp": 2}),
 }  # fmt: skip
 
@@ -138,6 +141,16 @@ def test_published_form_equals_transformers(name: str, tmp_path: Path) -> None:
     logits, left_out = logits_of(path, tmp_path / "out")
     np.testing.assert_allclose(logits, answer(loaded.model, SHORT).logits, atol=TOLERANCE)
     assert sorted(left_out) == sorted(FORMS[name].left_out)
+
+
+@pytest.mark.parametrize("key", ["moe_layers", "layer_types", "no_rope_layers"])
+def test_llama4_is_refused_if_a_default_would_be_another_model(key: str, tmp_path: Path) -> None:
+    path = publish("MobileLLM-R1", tmp_path / "m")
+    values = json.loads((path / "config.json").read_text())
+    del values[key]
+    (path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ExportError, match="only with moe_layers"):
+        export_model(str(path), tmp_path / "out")
 
 
 def test_biases_that_transformers_does_not_support_are_refused(tmp_path: Path) -> None:

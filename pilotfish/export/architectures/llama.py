@@ -33,8 +33,7 @@ WINDOW = {"sliding_window": None, "layer_types": None}
 SWITCHED = {**WINDOW, "use_sliding_window": False, "max_window_layers": 28}
 BY_HEAD = Form(qk_norm="head")
 # Keys of the multi-token-prediction head, which is not exported.
-MTP = frozenset({"_num_mtp_layers", "num_nextn_predict_layers", "mtp_loss_scaling_factor",
-                 "mtp_share_layers"})  # fmt: skip
+MTP = {"_num_mtp_layers", "num_nextn_predict_layers", "mtp_loss_scaling_factor", "mtp_share_layers"}
 SCALED = {
     "embedding_multiplier": 1.0,
     "logits_scaling": 1.0,
@@ -54,6 +53,16 @@ def _internlm3(stated: Stated) -> Mapping[str, Any]:
     if stated("attention_bias") != stated("mlp_bias"):
         raise ValueError("qkv_bias and bias differ, which transformers does not support either")
     return {}
+
+
+def _llama4(stated: Stated) -> Mapping[str, Any]:
+    rotated = stated("no_rope_layers") and all(stated("no_rope_layers"))
+    if stated("moe_layers") != [] or not rotated or not stated("layer_types"):
+        raise ValueError(
+            "Llama 4 is supported only with moe_layers [], layer_types and rotation in all layers "
+            "(no_rope_layers without 0)"
+        )
+    return {"qk_norm": "head" if stated("use_qk_norm") else None}
 
 
 LLAMA = Architecture(
@@ -146,16 +155,31 @@ RELATIVES: dict[str, Architecture] = {
         neutral={"clip_qkv": (None,), "use_sliding_window": (False,)},
         gguf=None,
     ),
+    "llama4_text": replace(
+        LLAMA,
+        models="MobileLLM-R1 (Llama 4's text without experts)",
+        keys={**LLAMA.keys, **WIDE, "num_key_value_heads": 8, "rope_theta": 5e5,
+              "use_qk_norm": True, "layer_types": None, "moe_layers": None,
+              "no_rope_layers": None},
+        key_names={"intermediate_size": "intermediate_size_mlp"},
+        # Keys of experts, and of layers without rotation.
+        inert=frozenset({"intermediate_size", "num_local_experts", "num_experts_per_tok",
+                         "interleave_moe_layer_step", "output_router_logits", "attn_scale",
+                         "router_aux_loss_coef", "router_jitter_noise", "for_llm_compressor",
+                         "attention_chunk_size", "attn_temperature_tuning", "floor_scale",
+                         "no_rope_layer_interval"}),
+        form=Form(learned_qk_norm=False, qk_norm_late=True),
+        vary=_llama4,
+        biases={"attention_bias": ATTENTION},
+        interleaved=True,
+        names=Names(modules={f"feed_forward.{name[4:]}": name for name in MLP}),
+        gguf=None,
+    ),
     "cwm": replace(
         MISTRAL,
         models="Code World Model (CWM)",
-        keys={
-            **MISTRAL.keys,
-            "head_dim": 128,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "sliding_window": 8192,
-        },
+        keys={**MISTRAL.keys, **WIDE, "num_key_value_heads": 8, "rope_theta": 1e6,
+              "sliding_window": 8192},
         windows="listed",
         full_first=True,
         full_every=4,
@@ -254,7 +278,7 @@ RELATIVES: dict[str, Architecture] = {
             "layer_types": None,
             "sliding_window_pattern": 4,
         },
-        inert=MTP,
+        inert=frozenset(MTP),
         form=Form(norms=SANDWICH, qk_norm="head"),
         windows="listed",
         full_every=4,

@@ -204,12 +204,12 @@ class Dialect(AttentionInputs):
 
         `config.form` has the norm's type.
         """
-        form = self.config.form
-        learned = form.learned_norms
+        form, of_heads = self.config.form, name.endswith(HEAD_NORMS)
+        learned = form.learned_norms and (form.learned_qk_norm or not of_heads)
         weight = self.weight(f"{name}.weight", width) if learned else self._ones(width)
         if form.norm == "rms":
             return self.rms_norm(x, weight)
-        biased = learned and form.norm_bias and not name.endswith(HEAD_NORMS)
+        biased = learned and form.norm_bias and not of_heads
         bias = [self.weight(f"{name}.bias", width)] if biased else []
         epsilon = self.config.norm_eps
         return self.graph.op("LayerNormalization", x, weight, *bias, axis=-1, epsilon=epsilon)

@@ -34,6 +34,8 @@ from pilotfish.export.weights import HEAD
 
 UNBOUNDED = 2**18  # context (positions) of a model that has no maximum
 MTP = "num_nextn_predict_layers"
+# model_type of older files → the newer files of the same models.
+NEWER = {"phi-msft": "the model's newer files, with model_type phi"}
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -101,13 +103,14 @@ def _find(fields: Fields, model_type: str) -> Architecture:
             if architecture.with_experts is None or plain
             else architecture.with_experts
         )
-    supported = "see `pilotfish export list --supported`"
     stated = [fields.values[key] for key in EXPERT_COUNTS if fields.values.get(key) is not None]
+    kind = "architecture"
     if any(stated) if stated else "moe" in model_type:
-        raise fields.error(
-            f"this mixture-of-experts model is not supported ({model_type}); {supported}"
-        )
-    raise fields.error(f"architecture {model_type!r} is not supported; {supported}")
+        kind = "this mixture-of-experts model is not supported: architecture"
+    raise fields.error(
+        f"{kind} {format_value(model_type)} is not in `pilotfish export list --supported`: take "
+        + NEWER.get(model_type, "a GGUF file with --dialect llamacpp, if llama.cpp has this model")
+    )
 
 
 def _rename_keys(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:

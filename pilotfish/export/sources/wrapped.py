@@ -13,24 +13,30 @@ from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import ModelConfig
 
-# model_type of a wrapper → default model_type of its text_config.
-TEXT_TYPES = {
-    "exaone4_5": "exaone4",
-    "gemma3": "gemma3_text",
-    "gemma3n": "gemma3n_text",
-    "gemma4": "gemma4_text",
-    "gemma4_unified": "gemma4_unified_text",
-    "idefics3": "llama",
-    "llava": "llama",
-    "llava_next": "llama",
-    "mistral3": "mistral",
-    "qwen2_5_vl": "qwen2_5_vl_text",
-    "qwen2_vl": "qwen2_vl_text",
-    "qwen3_5": "qwen3_5_text",
-    "qwen3_5_moe": "qwen3_5_moe_text",
-    "qwen3_vl": "qwen3_vl_text",
-    "smolvlm": "llama",
-}
+# Default model_type of text_config → the wrappers whose class in transformers computes the same for
+# a text as the text model alone (tests/reference/test_wrappers.py).
+WRAPPERS: Mapping[str, tuple[str, ...]] = {
+    "cohere2": ("aya_vision", "cohere2_vision"),
+    "exaone4": ("exaone4_5",),
+    "gemma3_text": ("gemma3",),
+    "gemma3n_text": ("gemma3n",),
+    "gemma4_text": ("gemma4",),
+    "gemma4_unified_text": ("gemma4_unified",),
+    "lfm2": ("lfm2_vl",),
+    "llama": ("deepseek_vl", "deepseek_vl_hybrid", "glmasr", "idefics3", "janus", "llava",
+              "llava_next", "llava_next_video", "perception_lm", "smolvlm", "video_llava",
+              "vipllava", "voxtral"),
+    "mistral": ("idefics2", "mistral3"),
+    "qwen2": ("audioflamingo3", "fast_vlm", "got_ocr2", "internvl", "llava_onevision",
+              "pp_chart2table", "qwen2_audio", "video_llama_3"),
+    "qwen2_5_vl_text": ("qwen2_5_vl",),
+    "qwen2_vl_text": ("qwen2_vl",),
+    "qwen3": ("lighton_ocr",),
+    "qwen3_5_moe_text": ("qwen3_5_moe",),
+    "qwen3_5_text": ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5"),
+    "qwen3_vl_text": ("qwen3_vl",),
+}  # fmt: skip
+TEXT_TYPES = {wrapper: text for text, several in WRAPPERS.items() for wrapper in several}
 FLAT = ("qwen2_vl", "qwen2_5_vl")  # wrappers whose files may lack text_config
 RENAMED = {"exaone4_5_text": "exaone4"}  # model_type in older files → in newer files
 # Prefix of the text model's weights in a file → in a text model.
@@ -58,7 +64,13 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         return {**values, "model_type": TEXT_TYPES[outer_type]}
     if not isinstance(inner, dict) or outer_type in ARCHITECTURES:
         return None
-    config = {"model_type": TEXT_TYPES.get(outer_type, ""), **inner}
+    if outer_type not in TEXT_TYPES:
+        raise ExportError(
+            f"{where}: model_type {outer_type!r} with a text_config is not known here, so the text "
+            "might be computed otherwise than by the text model: if that model works alone, give "
+            "its weights with text_config as their config.json"
+        )
+    config = {"model_type": TEXT_TYPES[outer_type], **inner}
     config["model_type"] = RENAMED.get(config["model_type"], config["model_type"])
     key = "tie_word_embeddings"
     tied = [each[key] for each in (values, inner) if key in each]
