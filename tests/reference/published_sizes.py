@@ -290,6 +290,8 @@ def _shrink_seen(values: Mapping[str, Any], known: Any, text: Mapping[str, Any])
         results["hidden_size"] = text["hidden_size"]
     for key, size in (("patch_size", 7), ("image_size", 28)):
         stated = values.get(key, full.get(key))
+        if "model_patch_size" in full | dict(values):  # follows from the patches'
+            continue
         if isinstance(stated, list):
             results[key] = [min(each, size) for each in stated]
         elif isinstance(stated, int):
