@@ -82,11 +82,24 @@ def make_checkpoint(folder: Path) -> Made:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kind = _model_class(config, values)
+        _untie(config, values)
         model = kind._from_config(config, attn_implementation="eager").float()
     except Exception as error:
         return _text_alone(folder, values, error)
     liven(model)
     return _written(folder, model, kind)._replace(note=note)
+
+
+def _untie(config: Any, values: Mapping[str, Any]) -> None:
+    """Store a head where the file says nothing and the text model's class has one of its own.
+
+    Wrappers of transformers 5 tie by default, but published ones of such text models are not tied;
+    transformers keeps a head that it finds in the file.
+    """
+    inner = values.get("text_config")
+    stated = any("tie_word_embeddings" in each for each in (values, inner or {}))
+    if isinstance(inner, dict) and not stated:
+        config.tie_word_embeddings = type(config.get_text_config())().tie_word_embeddings
 
 
 def _model_class(config: Any, values: Mapping[str, Any]) -> Any:
