@@ -167,6 +167,8 @@ def _small(key: str, value: Any, text: _Text) -> Any:
     if isinstance(value, Mapping):
         if key in {"vision_config", "audio_config", "text_config", "quantization_config"}:
             return value
+        if key == "per_layer_config":  # layer → its keys
+            value = {name: each for name, each in value.items() if int(name) < text.layers_kept}
         return {name: _small(name, each, text) for name, each in value.items()}
     if key in FOLLOW and value is not None and not isinstance(value, bool):
         return FOLLOW[key](value, text)
