@@ -52,7 +52,7 @@ def small_config(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(values), "utf-8")
     try:
-        full = AutoConfig.from_pretrained(folder)
+        full = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception:  # any class of error: transformers' checks of a configuration raise many
         full = None
     small = shrink(values, full)
@@ -80,13 +80,26 @@ def make_checkpoint(folder: Path) -> Made:
         (folder / "config.json").write_text(json.dumps(values), "utf-8")
         note = "as if not quantised"
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kind = _model_class(config, values)
+        _untie(config, values)
         model = kind._from_config(config, attn_implementation="eager").float()
     except Exception as error:
         return _text_alone(folder, values, error)
     liven(model)
     return _written(folder, model, kind)._replace(note=note)
+
+
+def _untie(config: Any, values: Mapping[str, Any]) -> None:
+    """Store a head where the file says nothing and the text model's class has one of its own.
+
+    Wrappers of transformers 5 tie by default, but published ones of such text models are not tied;
+    transformers keeps a head that it finds in the file.
+    """
+    inner = values.get("text_config")
+    stated = any("tie_word_embeddings" in each for each in (values, inner or {}))
+    if isinstance(inner, dict) and not stated:
+        config.tie_word_embeddings = type(config.get_text_config())().tie_word_embeddings
 
 
 def _model_class(config: Any, values: Mapping[str, Any]) -> Any:
@@ -114,16 +127,27 @@ def _written(folder: Path, model: Any, kind: Any) -> Made:
         weights |= load_file(file)
     shutil.rmtree(stored)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    loaded = _load(folder, kind)
+    loaded = _load(folder, kind, model.config)
     return Made(folder, loaded, _kinds(weights), "")
 
 
-def _load(folder: Path, kind: Any) -> Any:
+def _load(folder: Path, kind: Any, known: Any) -> Any:
     import torch
+    from transformers import AutoConfig
 
-    model, result = kind.from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
-    )
+    # The same class as before: InternLM 3 has a configuration class of its own, and Llama's model.
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    assert type(config) is type(known)
+    try:
+        model, result = kind.from_pretrained(
+            folder,
+            config=config,
+            attn_implementation="eager",
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    except RuntimeError as error:
+        raise CannotMakeError(f"transformers does not load its own weights: {error}") from None
     odd = {key: list(value)[:3] for key, value in result.items() if value}
     if odd:
         raise CannotMakeError(f"transformers does not find its own weights: {odd}")
@@ -140,7 +164,7 @@ def _text_alone(folder: Path, values: Mapping[str, Any], error: Exception) -> Ma
     if "text_config" not in values:
         raise CannotMakeError(reason)
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         text = config.get_text_config()
         text.tie_word_embeddings = config.tie_word_embeddings
         model = AutoModelForCausalLM.from_config(text, attn_implementation="eager").float()

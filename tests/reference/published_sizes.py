@@ -167,6 +167,8 @@ def _small(key: str, value: Any, text: _Text) -> Any:
     if isinstance(value, Mapping):
         if key in {"vision_config", "audio_config", "text_config", "quantization_config"}:
             return value
+        if key == "per_layer_config":  # layer → its keys
+            value = {name: each for name, each in value.items() if int(name) < text.layers_kept}
         return {name: _small(name, each, text) for name, each in value.items()}
     if key in FOLLOW and value is not None and not isinstance(value, bool):
         return FOLLOW[key](value, text)
@@ -290,6 +292,8 @@ def _shrink_seen(values: Mapping[str, Any], known: Any, text: Mapping[str, Any])
         results["hidden_size"] = text["hidden_size"]
     for key, size in (("patch_size", 7), ("image_size", 28)):
         stated = values.get(key, full.get(key))
+        if "model_patch_size" in full | dict(values):  # follows from the patches'
+            continue
         if isinstance(stated, list):
             results[key] = [min(each, size) for each in stated]
         elif isinstance(stated, int):
