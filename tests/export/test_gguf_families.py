@@ -57,9 +57,9 @@ def test_a_file_is_the_checkpoint_that_it_was_made_of(tmp_path: Path, family: st
         assert plain_numbers(value) == wanted[field], field
     assert set(file.names()) == set(checkpoint.names())
     for name in checkpoint.names():
-        rounding = 1e-6 if name.endswith("A_log") else 0  # files have exponentials
+        rounding = 2e-7 if name.endswith("A_log") else 0  # files have exponentials
         result, wanted = file.tensor(name), checkpoint.tensor(name)
-        np.testing.assert_allclose(result, wanted, rtol=rounding, err_msg=name)
+        np.testing.assert_allclose(result, wanted, rtol=0, atol=rounding, err_msg=name)
 
 
 def plain_numbers(value: Any) -> Any:
@@ -228,7 +228,7 @@ def epsilon(config: ModelConfig) -> str:
         ("StableLM 2", {"attention.layer_norm_epsilon": None}, r"layer_norm_epsilon is None"),
         ("LFM2", {"attention.head_count_kv": [0, 1, 2, 0]}, r"model_type|lfm2"),
         ("LFM2", {"attention.head_count_kv": [0, 0, 2]}, r"lfm2\.attention\.head_count_kv must be"),
-        ("LFM2", {"shortconv.l_cache": None}, r"lfm2\.shortconv\.l_cache is None"),
+        ("LFM2", {"shortconv.l_cache": None}, r"lfm2\.shortconv\.l_cache is missing"),
         ("Qwen 3.5", {"rope.dimension_sections": [1, 0, 0, 0]}, r"qwen35\.rope\.dimension_sec"),
         ("Qwen 3.5", {"ssm.inner_size": 33}, r"qwen35\.ssm\.inner_size 33 is not a multiple"),
         ("Qwen 3.5", {"block_count": 3}, r"qwen35\.block_count 3"),
@@ -312,7 +312,7 @@ def test_gemma_4_needs_its_rotary_divisors(tmp_path: Path) -> None:
 
 
 def test_rates_of_linear_attention_are_below_0(tmp_path: Path) -> None:
-    more = {"blk.1.ssm_a": np.zeros(4, np.float32)}
+    more = {"blk.1.ssm_a": np.zeros(8, np.float32)}
     source = open_source(str(write_converted(tmp_path / "m.gguf", "Qwen 3.5", more=more)))
     with pytest.raises(ExportError, match=r"blk\.1\.ssm_a must be below 0"):
         source.tensor("model.layers.1.linear_attn.A_log")

@@ -15,6 +15,7 @@ from pilotfish.engines import runtime
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import Precision
 from pilotfish.engines.onnx_decoder import Decoder, Pass
+from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
@@ -223,3 +224,15 @@ def test_all_dialects_have_the_same_codes(
     ]
     for result in results[1:]:
         assert np.abs(result - results[0]).max() < 1e-3 * results[0].std()
+
+
+@pytest.mark.parametrize("width", [64, 8])
+def test_columns_move_with_their_blocks_or_by_an_order(width: int) -> None:
+    rng = np.random.default_rng(1)
+    scales, offsets = rng.standard_normal((2, 3, 12), np.float32)
+    codes = rng.integers(0, 16, (3, 12 * 32)).astype(np.uint8)
+    weight = Quantized(4, codes, scales, offsets)
+    columns = rng.permutation(384 // width)[:, None] * width + np.arange(width)
+    moved = weight.take_columns(columns.ravel())
+    assert (moved.order is None) == (width == 64)
+    np.testing.assert_array_equal(moved.floats(), weight.floats()[:, columns.ravel()])

@@ -69,8 +69,8 @@ LAMBDA = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 3
 LINEAR = {
     "num_hidden_layers": 4,
     "head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
     **rope(theta=1e7, partial_rotary_factor=0.25, mrope_section=[1, 1, 0]),
@@ -166,7 +166,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "LFM2": ("lfm2", R | CONV | {"norm_eps": 1e-5}),
     "LFM2.5": ("lfm2", R | CONV | {"block_auto_adjust_ff_dim": False}),
     "Qwen 3.5": ("qwen3_5_text", R | LINEAR | TIED),
-    "Qwen 3.5, equal heads": ("qwen3_5_text", R | LINEAR | {"linear_num_value_heads": 2}),
+    "Qwen 3.5, equal heads": ("qwen3_5_text", R | LINEAR | {"linear_num_value_heads": 4}),
     "Qwen 3.5 MoE": ("qwen3_5_moe_text", SPARSE | {"shared_expert_intermediate_size": 48}),
     "Qwen3-Next": ("qwen3_next", R | LINEAR | EXPERTS | {
         "shared_expert_intermediate_size": 48, "norm_topk_prob": True, **rope(

@@ -194,12 +194,7 @@ GEMMA4 = Architecture(
     ),
     gguf=Gguf(
         name="gemma4",
-        keys={
-            "attention.key_length": "global_head_dim",
-            "attention.key_length_swa": "head_dim",
-            "attention.shared_kv_layers": "num_kv_shared_layers",
-            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
-        },
+        keys={"attention.key_length": "global_head_dim", "attention.key_length_swa": "head_dim"},
         tensors={"enable_moe_block": "mlp.router.weight"},
     ),
 )

@@ -28,13 +28,6 @@ EXPERTS = {
 }
 QWEN_GGUF = Gguf(
     name="qwen35",
-    keys={
-        "full_attention_interval": "full_attention_interval",
-        "ssm.conv_kernel": "linear_conv_kernel_dim",
-        "ssm.state_size": "linear_key_head_dim",
-        "ssm.group_count": "linear_num_key_heads",
-        "ssm.time_step_rank": "linear_num_value_heads",
-    },
     tiled=True,
     modules={
         "attn_qkv": "linear_attn.in_proj_qkv",
@@ -117,7 +110,7 @@ RECURRENT: dict[str, Architecture] = {
                 "self_attn.k_layernorm": "self_attn.k_norm",
             },
         ),
-        gguf=Gguf(name="lfm2", keys={"shortconv.l_cache": "conv_L_cache"}),
+        gguf=Gguf(name="lfm2"),
     ),
     "qwen3_5_text": QWEN,
     "qwen3_5_moe_text": replace(

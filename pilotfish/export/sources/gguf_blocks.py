@@ -54,19 +54,18 @@ class BlockFormat(NamedTuple):
 
 def keep_blocks(rows: Bytes, form: BlockFormat) -> Quantized:
     """Convert rows of blocks, u8 [N, bytes], a few rows at a time."""
-    parts: list[_BlockValues] = []
+    first = form.read(rows[:1]).by_row(1)
+    codes = np.empty((len(rows), first.codes.shape[1]), np.uint8)
+    scales = np.empty((len(rows), first.scales.shape[1]), np.float32)
+    offsets = None if first.minima is None else np.empty_like(scales)
     step = max(1, BYTES_AT_ONCE // rows.shape[1])
     for start in range(0, len(rows), step):
-        some = rows[start : start + step]
-        read = form.read(some)
-        parts.append(read.by_row(len(some)))
-    codes = np.concatenate([part.codes for part in parts])
-    codes += np.uint8(2 ** (form.bits - 1) - form.middle)
-    scales = np.concatenate([part.scales for part in parts])
-    minima = [part.minima for part in parts if part.minima is not None]
-    offsets = None
-    if minima:
-        offsets = np.concatenate(minima) + np.float32(form.middle) * scales
+        some = slice(start, min(start + step, len(rows)))
+        part = form.read(rows[some]).by_row(some.stop - start)
+        codes[some] = part.codes + np.uint8(2 ** (form.bits - 1) - form.middle)
+        scales[some] = part.scales
+        if offsets is not None and part.minima is not None:
+            offsets[some] = part.minima + np.float32(form.middle) * part.scales
     return Quantized(form.bits, codes, scales, offsets, block=form.block)
 
 

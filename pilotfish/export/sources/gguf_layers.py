@@ -71,8 +71,6 @@ def read_layers(
 
 def _linear_attention(fields: Fields, layers: int) -> dict[str, Any]:
     """Read Qwen3.5's keys. Rotary sections that name each pair have no effect on text."""
-    for key in ("ssm.conv_kernel", "ssm.state_size", "ssm.group_count"):
-        fields.count(key)
     inner, heads = fields.count("ssm.inner_size"), fields.count("ssm.time_step_rank")
     if inner % heads:
         raise fields.error(
@@ -94,7 +92,6 @@ def _linear_attention(fields: Fields, layers: int) -> dict[str, Any]:
 
 def _short_convolutions(fields: Fields, layers: int) -> dict[str, Any]:
     """Read LFM2's keys: layers without key heads are convolutions."""
-    fields.count("shortconv.l_cache")
     counts = _counts(fields, KV_HEADS, layers)
     return {
         "block_auto_adjust_ff_dim": False,

@@ -122,6 +122,14 @@ KEYS: Mapping[str, str] = {
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "use_parallel_residual": "use_parallel_residual",
+    "attention.shared_kv_layers": "num_kv_shared_layers",
+    "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+    "full_attention_interval": "full_attention_interval",
+    "shortconv.l_cache": "conv_L_cache",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
 }
 EPSILON = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
 # Keys for which 0 means none.
@@ -146,6 +154,10 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "final_logit_softcapping": (0.0,),
 }
 # Llama's keys that every file states.
-NEEDED = frozenset({"num_experts", "num_experts_per_tok", "use_parallel_residual"})
+NEEDED = frozenset({
+    "num_experts", "num_experts_per_tok", "use_parallel_residual", "hidden_size_per_layer_input",
+    "conv_L_cache", "linear_conv_kernel_dim", "linear_key_head_dim", "linear_num_key_heads",
+    "linear_num_value_heads",
+})  # fmt: skip
 # Keys without effect: they belong to other rotary scalings, or llama.cpp only displays them.
 INERT = frozenset({"rope.scaling.original_context_length", "rope.scaling.finetuned"})
