@@ -11,8 +11,10 @@ their values (`export.quantize`).
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +23,6 @@ from numpy.typing import NDArray
 from pilotfish.engines.engine_errors import TemplateError
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.blocks import BLOCK, LARGEST, Quantized
-from pilotfish.export.calibration_text import CHATS, PLAIN
 from pilotfish.export.error_compensation import BITS, round_compensated
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import ModelConfig
@@ -31,6 +32,12 @@ from pilotfish.export.sources import Progress, WeightSource
 from pilotfish.export.weights import layer_of
 
 log = logging.getLogger("pilotfish.export")
+# The text has what drafters meet: chats, sums, code, prose, lists, data and other languages. It
+# shares no sentence with the text on which the cost of a precision is measured (`export.cost`).
+TEXTS = resources.files("pilotfish.export") / "texts"
+PLAIN = (TEXTS / "calibration.txt").read_text("utf-8")
+# Questions and answers, which the model reads in its own chat template.
+CHATS: list[tuple[str, str]] = json.loads((TEXTS / "calibration_chats.json").read_text("utf-8"))
 LONGEST = 2048  # maximum number of tokens of the text, for vocabularies of bytes
 WIDEST = 12288  # maximum width of a matrix, since the Cholesky factor takes 8 · width² bytes
 

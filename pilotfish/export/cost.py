@@ -8,6 +8,7 @@ min(p, q) is the probability that a target with p accepts a draft from q.
 from __future__ import annotations
 
 import logging
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from pilotfish.export.sources import Progress, WeightSource
 
 log = logging.getLogger("pilotfish.export")
 ROWS = 32  # number of positions that are compared at a time
+# The text on which source and artifact are compared: prose, a dialogue, code and numbers.
+TEXT = (resources.files("pilotfish.export") / "texts" / "cost.txt").read_text("utf-8")
 LONGEST = 512  # maximum number of tokens of the text, for vocabularies of bytes
 MEMORY = Path("/proc/meminfo")
 GIB = float(1 << 30)
@@ -140,39 +143,3 @@ def _log_probabilities(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     total = np.exp(shifted).sum(axis=1, dtype=np.float64, keepdims=True)
     shifted -= np.log(total).astype(np.float32)
     return shifted
-
-
-# The text on which source and artifact are compared: prose, a dialogue, code and numbers.
-TEXT = '''\
-The harbour had been quiet since the ferries stopped running, and the old lamp at the end of the \
-pier was only lit on Sundays. Anna walked out to it all the same, most evenings, with the dog \
-ahead of her and the wind behind. She liked to count the boats. There were eleven in spring, nine \
-in June, and by the end of the summer, when the nets were hung up to dry along the wall, only six \
-of them went out at all.
-
-"You could sell yours," her brother said. "Before it is worth nothing."
-
-"It is worth nothing now," she answered, "so there is no hurry."
-
-Water boils at 100 degrees Celsius at sea level, but at lower temperatures in the mountains, \
-because the pressure of the air falls as one climbs: by about one degree for every 300 metres. \
-That is why potatoes take longer to cook in La Paz than in Lisbon.
-
-def median(values):
-    """Return the middle one of some numbers, or the mean of the two in the middle."""
-    if not values:
-        raise ValueError("there is no median of nothing")
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    if len(ordered) % 2 == 1:
-        return ordered[half]
-    return (ordered[half - 1] + ordered[half]) / 2
-
-The function first sorts the list, which takes most of the time, and then looks at its length. If \
-the number of values is odd, the one in the middle is the answer. For example, the median of 3, 1 \
-and 2 is 2, while the median of 4, 1, 3 and 2 is 2.5.
-
-To install the program, unpack the archive, open a terminal in the new folder, and run the setup \
-script. It asks for two things: where the files should go, and whether it may start with the \
-computer. Both can be changed later in the settings.
-'''

@@ -48,9 +48,8 @@ from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.network import write_network
 from pilotfish.export.sources import Progress, WeightSource, open_source
 from pilotfish.export.sources.cut_head import CutHead
-from pilotfish.export.sources.first_layers import FirstLayers
 from pilotfish.export.sources.huggingface_tokenizer import IGNORABLE
-from pilotfish.export.sources.skipped_layers import SkippedLayers
+from pilotfish.export.sources.layer_selection import keep_first_layers, leave_out_layers
 
 log = logging.getLogger("pilotfish.export")
 DATA_NAME = "model.onnx.data"
@@ -183,9 +182,9 @@ def _select(
     if first_layers is not None and skipped_layers:
         raise ExportError("first_layers and skipped_layers cannot be combined: choose one of them")
     if first_layers is not None:
-        weights = FirstLayers(weights, first_layers)
+        weights = keep_first_layers(weights, first_layers)
     elif skipped_layers:
-        weights = SkippedLayers(weights, sorted(skipped_layers))
+        weights = leave_out_layers(weights, skipped_layers)
     return weights if head_tokens is None else CutHead(weights, head_tokens)
 
 

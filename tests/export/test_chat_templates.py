@@ -12,10 +12,10 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
-from pilotfish.export.sources.first_layers import FirstLayers
 from pilotfish.export.sources.gguf import GgufSource
 from pilotfish.export.sources.huggingface import DirectorySource
 from pilotfish.export.sources.huggingface_tokenizer import read_templates
+from pilotfish.export.sources.layer_selection import keep_first_layers
 from tests.support.small_checkpoints import write_directory, write_gguf
 from tests.support.tiny import tiny_artifact
 
@@ -36,7 +36,7 @@ def test_a_list_in_the_settings(tmp_path: Path) -> None:
     files = {"tokenizer_config.json": {"chat_template": SEVERAL}}
     source = DirectorySource(write_directory(tmp_path, files=files), silent)
     assert (source.vocabulary.chat_template, source.vocabulary.chat_templates) == ("usual", NAMED)
-    cut = FirstLayers(source, 1)
+    cut = keep_first_layers(source, 1)
     assert (cut.vocabulary.chat_template, cut.vocabulary.chat_templates) == ("usual", NAMED)
 
 

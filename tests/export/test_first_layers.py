@@ -15,7 +15,7 @@ from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
-from pilotfish.export.sources.first_layers import FirstLayers
+from pilotfish.export.sources.layer_selection import keep_first_layers
 from tests.support.prefill import prefill
 from tests.support.small_checkpoints import LLAMA, write_directory, write_gguf
 from tests.support.tiny import FAMILIES, SHARING, RandomSource, tiny_config
@@ -41,7 +41,7 @@ def test_it_is_the_model_that_ends_there(tmp_path: Path, family: str) -> None:
 
 def test_only_weights_that_are_left_are_named_and_read(tmp_path: Path) -> None:
     whole = open_source(str(write_directory(tmp_path / "m", {**LLAMA, "num_hidden_layers": 12})))
-    source = FirstLayers(whole, 2)
+    source = keep_first_layers(whole, 2)
     layers = {name.split(".")[2] for name in source.names() if ".layers." in name}
     assert layers == {"0", "1"}
     assert {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"} <= {*source.names()}

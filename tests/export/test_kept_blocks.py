@@ -19,8 +19,8 @@ from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
-from pilotfish.export.sources.first_layers import FirstLayers
 from pilotfish.export.sources.gguf_blocks import FORMATS, keep_blocks
+from pilotfish.export.sources.layer_selection import keep_first_layers
 from pilotfish.export.split import split_artifact
 from tests.support.runnable import needs
 from tests.support.small_checkpoints import LLAMA, random_blocks, tiny_weights, write_gguf
@@ -173,7 +173,7 @@ def test_stored_blocks_go_into_stages_and_first_layers(tmp_path: Path) -> None:
     [wanted] = Decoder(whole).forward(passes)
     [result] = Staged(tmp_path / "cut", whole).forward(passes)
     np.testing.assert_array_equal(result.logits, wanted.logits)
-    source = FirstLayers(open_source(str(path)), 1)
+    source = keep_first_layers(open_source(str(path)), 1)
     name = "model.layers.{}.mlp.up_proj.weight"
     first = source.quantized(name.format(0))
     assert first is not None

@@ -14,7 +14,7 @@ from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
-from pilotfish.export.sources.skipped_layers import SkippedLayers
+from pilotfish.export.sources.layer_selection import leave_out_layers
 from tests.support.prefill import prefill
 from tests.support.small_checkpoints import LLAMA, write_directory, write_gguf
 from tests.support.tiny import RandomSource, tiny_config
@@ -38,7 +38,7 @@ def test_without_its_last_layer_it_is_the_model_of_the_first_layers(tmp_path: Pa
 
 def test_the_other_layers_keep_their_order_and_are_counted_anew(tmp_path: Path) -> None:
     whole = open_source(str(write_directory(tmp_path / "m", FOUR)))
-    source = SkippedLayers(whole, [2, 1])
+    source = leave_out_layers(whole, [2, 1])
     layers = {name.split(".")[2] for name in source.names() if ".layers." in name}
     assert layers == {"0", "1"}
     assert {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"} <= {*source.names()}
@@ -84,7 +84,7 @@ def test_two_ways_to_shorten_a_model_are_refused(tmp_path: Path) -> None:
 
 def test_layers_that_differ_are_not_left_out() -> None:
     with pytest.raises(ExportError, match=r"layers of .* differ"):
-        SkippedLayers(RandomSource(tiny_config("gemma2", layers=4), 1), [1])
+        leave_out_layers(RandomSource(tiny_config("gemma2", layers=4), 1), [1])
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import numpy as np
 
 from pilotfish.engines.backends.backend import KEY_VALUE
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW
-from pilotfish.export.dialects.operators import Operators, WeightReader
+from pilotfish.export.dialects.operators import Operators, WeightReader, shared
 from pilotfish.export.graph import Dim, GraphWriter
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
 from pilotfish.export.parts import Rope
@@ -58,6 +60,15 @@ class AttentionInputs(Operators):
         oldest = op("Sub", positions, self.graph.constant(window, "int64"))
         beyond = self.graph.constant(HIDDEN_FROM_VIEW, self.float)
         return op("Where", op("Greater", cells, oldest), mask, beyond)
+
+    @abstractmethod
+    def window_mask(self, window: int | None) -> str:
+        """Return the mask of a window, or of all visible tokens: […, tokens, cells]."""
+
+    @shared
+    def stacked_mask(self, window: int | None, group: int) -> str:
+        """Return the mask for queries that are stacked by key head, […, group · tokens, cells]."""
+        return self.graph.op("Concat", *[self.window_mask(window)] * group, axis=2)
 
     def cache(self, layer: int) -> tuple[str, str, str, str]:
         """Declare a layer's cache; return four names: past key and value, present key and value."""

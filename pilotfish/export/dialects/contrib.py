@@ -23,7 +23,7 @@ from pilotfish.export.blocks import Quantized
 from pilotfish.export.dialects.compact_scales import write_scales
 from pilotfish.export.dialects.dialect import MICROSOFT
 from pilotfish.export.dialects.fused_experts import INT8_ACTIVATIONS, FusedExperts
-from pilotfish.export.dialects.operators import WeightReader
+from pilotfish.export.dialects.operators import WeightReader, shared
 from pilotfish.export.dialects.quantized_weights import write_codes
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.graph import GraphWriter, pack_nibbles
@@ -57,8 +57,6 @@ class Contrib(FusedExperts):
         self.lengths = graph.input("seqlens_k", "int32", [1])
         self.total = graph.input("total_sequence_length", "int32", [1])
         self.bias = graph.input("attention_bias", self.float, [1, 1, "T", "total"])
-        self._biases: dict[int | None, str] = {None: self.bias}
-        self._stacked: dict[tuple[int | None, int], str] = {}
 
     def rms_norm(self, x: str, weight: str) -> str:
         """Compute x / rms(x) · weight over the last axis, fused with the preceding sum."""
@@ -108,7 +106,7 @@ class Contrib(FusedExperts):
             self.total,
             *tables,
             self._slot_positions if tables[0] else "",
-            self._bias(config.layer(layer).window),
+            self.window_mask(config.layer(layer).window),
             *sinks,
             names=[attended, key, value],
             domain=MICROSOFT,
@@ -131,7 +129,7 @@ class Contrib(FusedExperts):
         key, value = self.cache_of(kind.kv_source or 0)
         # Stack the queries of one key head, as in PaddedAttention.
         stacked = self.reshape(by_head, [1, heads.keys, -1, heads.dim])
-        bias = self._stacked_bias(kind.window, heads.group)
+        bias = self.stacked_mask(kind.window, heads.group)
         scores = op("Add", self.scores(stacked, key, heads), bias)
         attended = op("MatMul", op("Softmax", scores, axis=-1), value)
         by_head = self.reshape(attended, [1, heads.queries, -1, heads.dim])
@@ -196,21 +194,13 @@ class Contrib(FusedExperts):
             interleaved=int(rope.interleaved),
         )
 
-    def _bias(self, window: int | None) -> str:
-        """Return the scores' bias for a window; it is written once for all layers."""
-        if window is not None and window not in self._biases:
-            positions = self.reshape(self.positions, [-1, 1])
-            self._biases[window] = self.hide_beyond(
-                window, self.bias, positions, self._cell_positions
-            )
-        return self._biases[window]
-
-    def _stacked_bias(self, window: int | None, group: int) -> str:
-        """Return the bias for stacked queries, [1, 1, group · T, total]; layers share it."""
-        if (window, group) not in self._stacked:
-            parts = [self._bias(window)] * group
-            self._stacked[window, group] = self.graph.op("Concat", *parts, axis=2)
-        return self._stacked[window, group]
+    @shared
+    def window_mask(self, window: int | None) -> str:
+        """Return the scores' bias for a window, [1, 1, T, total]."""
+        if window is None:
+            return self.bias
+        positions = self.reshape(self.positions, [-1, 1])
+        return self.hide_beyond(window, self.bias, positions, self._cell_positions)
 
     @cached_property
     def _cell_positions(self) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
+from typing import ClassVar, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from pilotfish.export.blocks import Quantized
 from pilotfish.export.graph import ELEMENT, GraphWriter
 from pilotfish.export.model_config import ModelConfig
 
+P = ParamSpec("P")
+T = TypeVar("T")
+Writer = TypeVar("Writer", bound="Operators")
 AXES_ARE_INPUTS = 18  # first opset in which the axes of reductions are inputs
 
 
@@ -32,6 +36,19 @@ class WeightReader(Protocol):
         ...
 
 
+def shared(write: Callable[Concatenate[Writer, P], T]) -> Callable[Concatenate[Writer, P], T]:
+    """Decorate a method that writes a value which layers share: equal arguments, one value."""
+
+    @wraps(write)
+    def find_or_write(self: Writer, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (write.__name__, *args, *kwargs.items())
+        if key not in self.written:
+            self.written[key] = write(self, *args, **kwargs)
+        return cast("T", self.written[key])
+
+    return find_or_write
+
+
 class Operators(ABC):
     """A writer of operators to a graph.
 
@@ -39,6 +56,7 @@ class Operators(ABC):
         source: the source of the weights.
         float: numpy's name of the graph's floating-point type.
         folds_offsets: whether blocks' offsets become zero points and further columns.
+        written: values that layers share (`shared`), by what identifies them.
     """
 
     opset: ClassVar[int]
@@ -48,6 +66,7 @@ class Operators(ABC):
         self, graph: GraphWriter, config: ModelConfig, source: WeightReader, floats: str
     ) -> None:
         self.graph, self.config, self.source, self.float = graph, config, source, floats
+        self.written: dict[tuple[object, ...], object] = {}  # values of `shared` methods
 
     @abstractmethod
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:

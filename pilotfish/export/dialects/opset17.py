@@ -13,7 +13,7 @@ import numpy as np
 
 from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.dialects.operators import WeightReader
+from pilotfish.export.dialects.operators import WeightReader, shared
 from pilotfish.export.dialects.padded import PaddedAttention
 from pilotfish.export.dialects.pairs import update_state_by_pairs
 from pilotfish.export.export_errors import ExportError
@@ -33,9 +33,9 @@ class Opset17(PaddedAttention):
         self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
     ) -> None:
         super().__init__(graph, config, source, precision)
-        self._angles_of: dict[Rope, tuple[str, str]] = {}
-        self._cells = {config.kv_heads: self._cache_indices(config.kv_heads)}
+        self._cache_indices(config.kv_heads)
 
+    @shared
     def _cache_indices(self, kv_heads: int) -> str:
         """Return the index of each new cell, [B, kv_heads, S, 3]: slot, key head, cell."""
         graph, op, axis = self.graph, self.graph.op, self.graph.constant([1], "int64")
@@ -79,17 +79,15 @@ class Opset17(PaddedAttention):
         ones = self.graph.constant(1.0, self.float)
         return self.multiply(self.scale(x, 0.5), op("Add", bent, ones))
 
+    @shared
     def _angles(self, rope: Rope) -> tuple[str, str]:
-        """Return cos and sin of the tokens' angles, [B, 1, S, pairs] each; layers share them."""
-        if rope not in self._angles_of:
-            axis = self.graph.constant([1], "int64")
-            rows = (
-                self.graph.op("Gather", table, self.slot_positions, axis=0)
-                for table in self.rotary_tables(rope)
-            )
-            cos, sin = (self.graph.op("Unsqueeze", row, axis) for row in rows)
-            self._angles_of[rope] = cos, sin
-        return self._angles_of[rope]
+        """Return cos and sin of the tokens' angles, [B, 1, S, pairs] each."""
+        op, axis = self.graph.op, self.graph.constant([1], "int64")
+        rows = (
+            op("Gather", each, self.slot_positions, axis=0) for each in self.rotary_tables(rope)
+        )
+        cos, sin = (op("Unsqueeze", row, axis) for row in rows)
+        return cos, sin
 
     def rotate(self, x: str, rope: Rope, width: int) -> str:
         """Apply the rotary embedding to [B, heads, S, width]."""
@@ -119,9 +117,7 @@ class Opset17(PaddedAttention):
 
     def append(self, past: str, new: str, present: str, kv_heads: int) -> None:
         """Write `new` [B, kv_heads, S, head_dim] into `past`; the result is `present`."""
-        if kv_heads not in self._cells:
-            self._cells[kv_heads] = self._cache_indices(kv_heads)
-        self.graph.op("ScatterND", past, self._cells[kv_heads], new, name=present)
+        self.graph.op("ScatterND", past, self._cache_indices(kv_heads), new, name=present)
 
     def update_state(self, rows: Sequence[str], missing: str, states: Sequence[str]) -> str:
         """Write the update of a state space as products over all pairs of tokens.

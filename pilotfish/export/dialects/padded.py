@@ -20,9 +20,9 @@ from functools import cached_property
 
 from pilotfish.engines.manifest import Precision
 from pilotfish.export.dialects.grouped_experts import GroupedExperts
-from pilotfish.export.dialects.operators import WeightReader
+from pilotfish.export.dialects.operators import WeightReader, shared
 from pilotfish.export.graph import GraphWriter
-from pilotfish.export.model_config import AttentionHeads, ModelConfig
+from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.parts import Rope
 
 
@@ -39,10 +39,6 @@ class PaddedAttention(GroupedExperts):
         self.mask = graph.input("attention_mask", self.float, ["B", 1, "S", "C"])
         # Positions of the unpacked tokens, [B, S].
         self.slot_positions = graph.op("Gather", self.positions, self.unpack, axis=0)
-        self._windows: dict[int | None, str] = {}
-        self._masks: dict[tuple[int | None, int], str] = {}
-        self._rows: dict[tuple[int, int, int], str] = {}
-        self._sink_shapes: dict[int, str] = {}
 
     @abstractmethod
     def rotate(self, x: str, rope: Rope, width: int) -> str:
@@ -136,7 +132,7 @@ class PaddedAttention(GroupedExperts):
         """Compute softmax(q · keyᵀ · scale + mask) · value; q [B, kv_heads, group · S, …]."""
         config, op, heads = self.config, self.graph.op, self.config.heads_of(layer)
         scores = self.scores(q, key, heads)
-        scores = op("Add", scores, self._mask(config.layer(layer).window, heads.group))
+        scores = op("Add", scores, self.stacked_mask(config.layer(layer).window, heads.group))
         if not config.form.sinks:
             return op("MatMul", op("Softmax", scores, axis=-1), value)
         weights = op("Softmax", self.concat(scores, self._sinks(layer)), axis=-1)
@@ -149,49 +145,37 @@ class PaddedAttention(GroupedExperts):
         shape = [1, heads.keys, heads.group, 1]
         sinks = self.weight(name, array=self.read(name, heads.queries).reshape(shape))
         return self.reshape(
-            self.graph.op("Expand", sinks, self._sink_shape(heads)), [0, heads.keys, -1, 1]
+            self.graph.op("Expand", sinks, self._sink_shape(heads.keys, heads.group)),
+            [0, heads.keys, -1, 1],
         )
 
-    def _sink_shape(self, heads: AttentionHeads) -> str:
-        """Return the shape [B, kv_heads, group, S]; layers with the same key heads share it."""
-        if heads.keys not in self._sink_shapes:
-            slots, size = (self.graph.op("Shape", self.unpack, start=i, end=i + 1) for i in (0, 1))
-            sizes = self.graph.constant([heads.keys, heads.group], "int64")
-            self._sink_shapes[heads.keys] = self.graph.op("Concat", slots, sizes, size, axis=0)
-        return self._sink_shapes[heads.keys]
+    @shared
+    def _sink_shape(self, keys: int, group: int) -> str:
+        """Return the shape [B, kv_heads, group, S]."""
+        slots, size = (self.graph.op("Shape", self.unpack, start=i, end=i + 1) for i in (0, 1))
+        return self.graph.op(
+            "Concat", slots, self.graph.constant([keys, group], "int64"), size, axis=0
+        )
 
-    def _mask(self, window: int | None, group: int) -> str:
-        """Return the mask for the stacked queries, [B, 1, group · S, C]; layers share it."""
-        if (window, group) not in self._masks:
-            parts = [self._window(window)] * group
-            self._masks[window, group] = self.graph.op("Concat", *parts, axis=2)
-        return self._masks[window, group]
-
-    def _window(self, window: int | None) -> str:
-        """Return the mask of a window, [B, 1, S, C]; layers share it."""
+    @shared
+    def window_mask(self, window: int | None) -> str:
+        """Return the mask of a window, [B, 1, S, C]."""
         if window is None:
             return self.mask
-        if window not in self._windows:
-            axes = self.graph.constant([1, 3], "int64")
-            positions = self.graph.op("Unsqueeze", self.slot_positions, axes)
-            self._windows[window] = self.hide_beyond(
-                window, self.mask, positions, self._cell_positions
-            )
-        return self._windows[window]
+        axes = self.graph.constant([1, 3], "int64")
+        positions = self.graph.op("Unsqueeze", self.slot_positions, axes)
+        return self.hide_beyond(window, self.mask, positions, self._cell_positions)
 
+    @shared
     def _rows_of(self, first: int, count: int, total: int) -> str:
         """Return the indices of rows first … first + count − 1 of each token, [B, count, S].
 
-        The rows are those of [T · total, head_dim]. Layers with equal numbers of heads share the
-        indices.
+        The rows are those of [T · total, head_dim].
         """
-        if (first, count, total) not in self._rows:
-            graph = self.graph
-            tokens = graph.op("Mul", self.unpack, graph.constant(total, "int64"))
-            tokens = graph.op("Unsqueeze", tokens, graph.constant([1], "int64"))  # [B, 1, S]
-            heads = graph.constant([[first + i] for i in range(count)], "int64")
-            self._rows[first, count, total] = graph.op("Add", tokens, heads)
-        return self._rows[first, count, total]
+        graph = self.graph
+        tokens = graph.op("Mul", self.unpack, graph.constant(total, "int64"))
+        tokens = graph.op("Unsqueeze", tokens, graph.constant([1], "int64"))  # [B, 1, S]
+        return graph.op("Add", tokens, graph.constant([[first + i] for i in range(count)], "int64"))
 
     @cached_property
     def _answer_rows(self) -> str:

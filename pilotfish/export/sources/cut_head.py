@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.manifest import Source
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.source import PartOfSource, WeightSource
@@ -42,34 +41,24 @@ class CutHead(PartOfSource):
             whole, msgspec.structs.replace(config, tied=False, head_tokens=len(tokens))
         )
 
-    @property
-    def description(self) -> Source:
-        """The origin of the whole model, unchanged."""
-        return self.whole.description
-
     def names(self) -> Collection[str]:
         """Return the names of the whole model's weights, and of an untied head."""
         return [*(name for name in self.whole.names() if name != HEAD), HEAD]
 
+    def name_in_whole(self, name: str) -> str:
+        """Return the name of the whole head, or any other name unchanged."""
+        return self._head if name == HEAD else name
+
     def tensor(self, name: str) -> NDArray[np.float32]:
         """Read a weight. Of the head, read only the rows of the kept tokens."""
-        weight = self.whole.tensor(self._head if name == HEAD else name)
+        weight = super().tensor(name)
         return weight[self._tokens] if name in {HEAD, HEAD_BIAS} else weight
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Read a weight in parts; the head in a single part."""
-        if name in {HEAD, HEAD_BIAS}:
-            yield self.tensor(name)
-        else:
-            yield from self.whole.rows(name)
-
-    def stored(self, name: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
-        """Yield the published tensors from which a weight is read."""
-        return self.whole.stored(self._head if name == HEAD else name)
+        return iter([self.tensor(name)]) if name in {HEAD, HEAD_BIAS} else super().rows(name)
 
     def quantized(self, name: str) -> Quantized | None:
         """Read a weight's blocks. Of the head, read only the rows of the kept tokens."""
-        if name != HEAD:
-            return self.whole.quantized(name)
-        blocks = self.whole.quantized(self._head)
-        return None if blocks is None else blocks.take(self._tokens)
+        blocks = super().quantized(name)
+        return blocks if blocks is None or name != HEAD else blocks.take(self._tokens)

@@ -96,9 +96,30 @@ class PartOfSource:
         self.config = config
         self.vocabulary = msgspec.structs.replace(whole.vocabulary, model=config.name)
 
+    @property
+    def description(self) -> Source:
+        """The whole model's origin."""
+        return self.whole.description
+
+    def name_in_whole(self, name: str) -> str:
+        """Return the name that a weight has in the other source."""
+        return name
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """Read a weight."""
+        return self.whole.tensor(self.name_in_whole(name))
+
+    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """Read a weight in parts."""
+        return self.whole.rows(self.name_in_whole(name))
+
     def stored(self, name: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Yield the published tensors from which a weight is read."""
-        return self.whole.stored(name)
+        return self.whole.stored(self.name_in_whole(name))
+
+    def quantized(self, name: str) -> Quantized | None:
+        """Read a weight's blocks."""
+        return self.whole.quantized(self.name_in_whole(name))
 
     def blocks(self) -> Collection[str]:
         """Return the block types of the whole model's weights."""
