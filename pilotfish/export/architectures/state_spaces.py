@@ -261,6 +261,7 @@ STATE_SPACES: dict[str, Architecture] = {
             "moe_shared_expert_intermediate_size", "moe_latent_size", "moe_shared_expert_overlap",
             "num_experts_per_tok", "routed_scaling_factor", "norm_topk_prob",
             "output_router_logits", "num_nextn_predict_layers", "mtp_layers_block_type",
+            "mtp_hybrid_override_pattern", "attention_head_dim",
         },
         neutral={"tie_word_embeddings": (False,), **UNGROUPED},
         form=Form(gated=False),
