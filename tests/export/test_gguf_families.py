@@ -316,3 +316,17 @@ def test_rates_of_linear_attention_are_below_0(tmp_path: Path) -> None:
     source = open_source(str(write_converted(tmp_path / "m.gguf", "Qwen 3.5", more=more)))
     with pytest.raises(ExportError, match=r"blk\.1\.ssm_a must be below 0"):
         source.tensor("model.layers.1.linear_attn.A_log")
+
+
+def test_older_files_of_qwen35_state_only_an_interval(tmp_path: Path) -> None:
+    say = {"attention.recurrent_layers": None, "full_attention_interval": 2}
+    source = open_source(str(write_converted(tmp_path / "m.gguf", "Qwen 3.5")))
+    kinds = [layer.kind for layer in source.config.pattern]
+    assert kinds == ["delta", "delta", "delta", "attention"]
+    path = write_converted(
+        tmp_path / "n.gguf", "Qwen 3.5", say=say | {"full_attention_interval": None}
+    )
+    assert open_source(str(path)).config.pattern == source.config.pattern
+    path = write_converted(tmp_path / "o.gguf", "Qwen 3.5", say=say)
+    with pytest.raises(ExportError, match=r"blk\.1\."):
+        open_source(str(path))

@@ -165,6 +165,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         original_max_position_embeddings=128)}),
     "LFM2": ("lfm2", R | CONV | {"norm_eps": 1e-5}),
     "LFM2.5": ("lfm2", R | CONV | {"block_auto_adjust_ff_dim": False}),
+    "LFM2 MoE": ("lfm2_moe", R | CONV | EXPERTS | {
+        "num_dense_layers": 1, "use_expert_bias": True, "norm_topk_prob": True}),
     "Qwen 3.5": ("qwen3_5_text", R | LINEAR | TIED),
     "Qwen 3.5, equal heads": ("qwen3_5_text", R | LINEAR | {"linear_num_value_heads": 4}),
     "Qwen 3.5 MoE": ("qwen3_5_moe_text", SPARSE | {"shared_expert_intermediate_size": 48}),

@@ -117,10 +117,10 @@ def _stacked(weights: Weights, _: Any) -> Weights:
         match = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)
         if match:
             whole = f"{match[1]}.{match[3]}"
-            # what llama's converter calls Mixtral's
+            # what the converters of Mixtral and LFM2 MoE call them
             whole = whole.replace("model.layers", "layers").replace(
                 "block_sparse_moe", "feed_forward"
-            ) if "block_sparse_moe" in whole else whole  # fmt: skip
+            ) if re.search(r"\.w\d\.", whole) else whole  # fmt: skip
             experts.setdefault(whole, {})[int(match[2])] = value
         else:
             results[name] = value
@@ -227,8 +227,13 @@ def _qwen35(weights: Weights, config: Mapping[str, Any]) -> Weights:
     return results
 
 
-def _lfm2(weights: Weights, _: Any) -> Weights:
-    return {name: value[:, 0] if "conv.conv" in name else value for name, value in weights.items()}
+def _lfm2(weights: Weights, config: Mapping[str, Any]) -> Weights:
+    return {
+        name.replace("expert_bias", "expert_bias.bias"): value[:, 0]
+        if "conv.conv" in name
+        else value
+        for name, value in _stacked(weights, config).items()
+    }
 
 
 def _gemma4(weights: Weights, _: Any) -> Weights:
@@ -246,6 +251,7 @@ CHANGES: dict[str, Callable[[Weights, Mapping[str, Any]], Weights]] = {
     "gpt2": _gpt2,
     "gptneox": _gpt_neox,
     "lfm2": _lfm2,
+    "lfm2moe": _lfm2,
     "qwen35": _qwen35,
     "qwen35moe": _qwen35,
     "qwen3next": _linear_attention,

@@ -110,7 +110,7 @@ RECURRENT: dict[str, Architecture] = {
                 "self_attn.k_layernorm": "self_attn.k_norm",
             },
         ),
-        gguf=Gguf(name="lfm2"),
+        gguf=Gguf(name="lfm2", derive=lambda _: {"block_auto_adjust_ff_dim": False}),
     ),
     "qwen3_5_text": QWEN,
     "qwen3_5_moe_text": replace(
@@ -187,7 +187,13 @@ RECURRENT["lfm2_moe"] = replace(
     },
     key_names={**LFM2.key_names, "first_k_dense_replace": "num_dense_layers"},
     inert=TRAINING | LFM2.inert,
-    gguf=None,
+    gguf=Gguf(
+        name="lfm2moe",
+        keys={"leading_dense_block_count": "first_k_dense_replace"},
+        derive=lambda _: {"norm_topk_prob": True, "routed_scaling_factor": 1.0},
+        tensors={"use_expert_bias": "mlp.expert_bias"},
+        neutral={"expert_gating_func": (2,)},  # sigmoid
+    ),
     mixture=Mixture(scores="sigmoid", epsilon=1e-6),
     names=replace(
         LFM2.names,

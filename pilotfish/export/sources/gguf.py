@@ -168,10 +168,10 @@ class GgufSource:
             raise ExportError(f"{self._file.path} has no weight {name}")
         origin = self._origins[name]
         blocks = self._file.quantized(origin.stored[0], origin.expert)
-        if blocks is not None and origin.part is not None:
-            blocks = blocks.take(self._slicer.rows(name, origin, len(blocks.codes)))
         if blocks is None:
             return None
+        if origin.part is not None:
+            blocks = blocks.take(self._slicer.rows(name, origin, len(blocks.codes)))
         for axis, count in enumerate(blocks.codes.shape):
             order = stored_order(self._variant, self.config, name, count, axis)
             if order is not None:

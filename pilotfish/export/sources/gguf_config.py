@@ -182,7 +182,7 @@ class _Translation:
             **dict.fromkeys(("embedding_multiplier", "residual_multiplier"), 1.0),
             **dict.fromkeys(("logit_scale", "logits_scaling"), 1.0),
         }
-        if self._architecture.mixture is not None and self._architecture.mixture.switch is None:
+        if not self._architecture.global_heads:
             defaults["moe_intermediate_size"] = fields.values.get("feed_forward_length")
         keys = {**KEYS, **dict.fromkeys(EPSILON.values(), "rms_norm_eps"), **self._variant.keys}
         for key, meaning in keys.items():
@@ -230,11 +230,8 @@ class _Translation:
             self._file_keys.setdefault(
                 self._architecture.key_names.get(meaning, meaning), self._full_key(key)
             )
-            if (
-                stated is None
-                and meaning in NEEDED
-                and self._architecture.keys[meaning] is not None
-            ):
+            has_default = self._architecture.keys[meaning] is not None
+            if stated is None and meaning in NEEDED and has_default:
                 raise self._fields.error(f"{self._full_key(key)} is missing")
             if stated is not None or meaning in defaults:
                 self._values[meaning] = defaults[meaning] if stated is None else stated

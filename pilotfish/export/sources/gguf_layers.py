@@ -94,7 +94,6 @@ def _short_convolutions(fields: Fields, layers: int) -> dict[str, Any]:
     """Read LFM2's keys: layers without key heads are convolutions."""
     counts = _counts(fields, KV_HEADS, layers)
     return {
-        "block_auto_adjust_ff_dim": False,
         "num_key_value_heads": max(counts),
         "layer_types": [FULL if count else "conv" for count in counts],
     }

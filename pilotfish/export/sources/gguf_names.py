@@ -60,6 +60,7 @@ MODULES = {
 }
 TENSORS = {
     "attn_sinks.weight": "self_attn.sinks",
+    "exp_probs_b.bias": "mlp.expert_bias",
     "ffn_gate_inp.scale": "mlp.router_norm.weight",
     "ffn_down_exps.scale": "mlp.router_scale",
     "layer_output_scale.weight": "layer_scalar",
