@@ -137,7 +137,7 @@ def _without_echoes(values: dict[str, Any], echoes: Mapping[str, str]) -> dict[s
 
 def _read_packing(fields: Fields, architecture: Architecture) -> Packing | None:
     """Read the quantisation of matrices; None also for MXFP4 (see `export.sources.stored`)."""
-    stated = fields.values.get("quantization_config")
+    stated = fields.values.get("quantization_config", fields.values.get("quantization"))
     mxfp4 = isinstance(stated, dict) and stated.get("quant_method") == "mxfp4"
     if mxfp4 and architecture.names.stacked:
         return None
