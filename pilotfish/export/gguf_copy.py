@@ -30,11 +30,10 @@ from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf import gguf_vocabulary
 from pilotfish.export.sources.gguf_config import PRECISION_SUFFIX
 from pilotfish.export.sources.gguf_file import GgufFile
+from pilotfish.export.sources.gguf_kind import find_obstacle, read_architecture
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.source import Progress, silent
 
-# Key prefixes of models with recurrent states (Mamba, RWKV, LFM2, hybrids).
-STATES = ("ssm.", "wkv.", "shortconv.")
 EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 BLOCK = re.compile(r"blk\.(\d+)\.")
 EXPERT = re.compile(r"\.ffn_\w+\.\d+\.")  # files written before 2024 have a tensor per expert
@@ -100,24 +99,12 @@ def _dimensions(file: GgufFile) -> Dimensions:
 
     If an architecture states a number per layer, the largest number is used.
     """
-    path, metadata = file.path, file.metadata
-    architecture = metadata.get("general.architecture")
-    if not isinstance(architecture, str) or not architecture.isprintable():
-        raise ExportError(f"{path} does not state general.architecture")
-    if metadata.get("split.count", 1) not in (0, 1):
-        raise ExportError(
-            f"{path} is one of several parts of a model: merge the parts with llama-gguf-split"
-        )
+    path, metadata, architecture = file.path, file.metadata, read_architecture(file)
+    if obstacle := find_obstacle(architecture, metadata):
+        raise ExportError(f"{path}: {obstacle}")
     prefix = f"{architecture}."
     settings = {key.removeprefix(prefix): _largest(value) for key, value in metadata.items()
            if key.startswith(prefix)}  # fmt: skip
-    if any(key.startswith(STATES) for key in settings):
-        raise ExportError(
-            f"{path}: {architecture} has recurrent states, which llama.cpp cannot roll back: "
-            "choose a model with attention in all layers"
-        )
-    if settings.get("attention.causal") is False or f"{prefix}decoder_start_token_id" in metadata:
-        raise ExportError(f"{path}: {architecture} does not generate a text token by token")
     fields = Fields(settings, str(path), prefix)
     heads, hidden = fields.count("attention.head_count"), fields.count("embedding_length")
     layers = fields.count("block_count")

@@ -1,9 +1,11 @@
 """Bounds on the memory and processor time that the code in a `with` block takes."""
 
+import resource
 import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
@@ -18,3 +20,21 @@ def bounded(peak_bytes: int, cpu_s: float | None = None) -> Iterator[None]:
         tracemalloc.stop()
     assert peak < peak_bytes
     assert cpu_s is None or spent_s < cpu_s
+
+
+class TooLargeError(Exception):
+    """The block in `limited` wanted more memory."""
+
+
+@contextmanager
+def limited(most_bytes: int) -> Iterator[None]:
+    """Refuse this process more address space than `most_bytes` beyond what it has."""
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + most_bytes, before[1]))
+    try:
+        yield
+    except MemoryError as error:
+        raise TooLargeError from error
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

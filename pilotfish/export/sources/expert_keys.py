@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pilotfish.export.model_config import Layer
 from pilotfish.export.parts import Experts
 from pilotfish.export.sources.class_keys import ClassKeys
+from pilotfish.export.sources.fields import format_value
+
+MOST_EXPERTS = 4096
 
 
 def read_experts(keys: ClassKeys, pattern: Sequence[Layer]) -> Experts | None:
@@ -22,6 +25,11 @@ def read_experts(keys: ClassKeys, pattern: Sequence[Layer]) -> Experts | None:
     if mixture is None or unlisted or not _has_experts(keys):
         return None
     count, chosen = keys.count("num_experts"), keys.count("num_experts_per_tok")
+    if count > MOST_EXPERTS:
+        raise keys.fields.error(
+            f"{keys.class_key('num_experts')} is {count}, but at most {MOST_EXPERTS} experts are "
+            "supported"
+        )
     if chosen > count:
         raise keys.fields.error(
             f"{keys.class_key('num_experts_per_tok')} is {chosen}, but there are "
@@ -72,7 +80,7 @@ def layers_of_experts(keys: ClassKeys, layers: int) -> list[bool]:
     plain = keys.fields.items("mlp_only_layers") or [] if keys.has("mlp_only_layers") else []
     if any(not isinstance(layer, int) or isinstance(layer, bool) for layer in plain):
         raise keys.fields.error(
-            f"mlp_only_layers is {plain!r}, but must be a list of layer numbers"
+            f"mlp_only_layers is {format_value(plain)}, but must be a list of layer numbers"
         )
     kinds = keys.fields.items("mlp_layer_types") if keys.has("mlp_layer_types") else None
     if kinds is not None:

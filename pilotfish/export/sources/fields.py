@@ -13,9 +13,9 @@ from pilotfish.export.export_errors import ExportError
 
 T = TypeVar("T", int, float, bool, str)
 MAX_COUNT = 2**31 - 1
-MAX_FLOAT = 2**1023
+MAX_FLOAT = 1e38  # numbers of graphs are float32
 MOST_NAMED = 20  # maximum number of keys listed in one error
-MAX_SHOWN = 200  # maximum characters of a value in an error
+MAX_SHOWN = 80  # maximum characters of a value in an error
 
 
 class Fields:
@@ -45,7 +45,11 @@ class Fields:
         value = self.values.get(key, default)
         if value is None:
             value = null
-        if kind is float and type(value) is int and abs(value) <= MAX_FLOAT:
+        if type(value) in (int, float) and not abs(value) <= MAX_FLOAT:
+            raise self.error(
+                f"{self.prefix}{key} is {format_value(value)}, but must be below {MAX_FLOAT:.0e}"
+            )
+        if kind is float and type(value) is int:
             value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.error(
@@ -61,7 +65,9 @@ class Fields:
         """Return a count of at least one; see `get`."""
         value = self.get(key, int, default, null=null)
         if not 1 <= value <= MAX_COUNT:
-            raise self.error(f"{self.prefix}{key} is {value}, but must be a count of 1 or more")
+            raise self.error(
+                f"{self.prefix}{key} is {format_value(value)}, but must be a count of 1 or more"
+            )
         return value
 
     def positive(self, key: str, default: float | None = None) -> float:

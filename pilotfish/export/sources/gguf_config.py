@@ -19,8 +19,9 @@ from pilotfish.engines.manifest import MOST_LAYERS
 from pilotfish.export.architectures import ARCHITECTURES, Architecture, Gguf
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import ModelConfig
-from pilotfish.export.sources.fields import Fields
+from pilotfish.export.sources.fields import Fields, format_value
 from pilotfish.export.sources.gguf_file import GgufFile
+from pilotfish.export.sources.gguf_kind import find_obstacle, read_architecture
 from pilotfish.export.sources.gguf_layers import LAYER_KEYS, head_layers, read_layers
 from pilotfish.export.sources.gguf_names import (
     DIVISORS,
@@ -54,21 +55,17 @@ def find_class(file: GgufFile) -> tuple[str, Gguf]:
     Raises:
         ExportError: if the file is one part of several, or its class is not supported.
     """
-    path, metadata = file.path, file.metadata
-    name = metadata.get("general.architecture")
+    metadata, name = file.metadata, read_architecture(file)
     known = [
         (kind, variant.gguf) for kind, variant in ARCHITECTURES.items() if variant.gguf is not None
     ]
     candidates = [(kind, variant) for kind, variant in known if variant.name == name]
     if not candidates:
-        every = ", ".join(dict.fromkeys(variant.name for _, variant in known))
+        runs = find_obstacle(name, metadata) is None
         raise ExportError(
-            f"{path}: GGUF's architecture {name!r} cannot be exported as a graph, only {every}: "
-            "use --dialect llamacpp, which supports any architecture, or the original weights"
-        )
-    if metadata.get("split.count", 1) not in (0, 1):
-        raise ExportError(
-            f"{path} is one of several parts of a model: merge the parts with llama-gguf-split"
+            f"{file.path}: GGUF's architecture {format_value(name)} cannot be exported as a graph "
+            "(`pilotfish export list --supported` lists those that can): give the original weights"
+            + (", or use --dialect llamacpp" if runs else "")
         )
     special = [each for each in candidates if metadata.get(f"{name}.{each[1].when}")]
     unconditional = [each for each in candidates if each[1].when is None]
@@ -245,8 +242,8 @@ class _Translation:
                 stated, defaults[meaning], rel_tol=1e-6
             ):
                 raise self._fields.error(
-                    f"{self._full_key(key)} is {stated!r}, but for this class it must be "
-                    f"{defaults[meaning]!r}"
+                    f"{self._full_key(key)} is {format_value(stated)}, but for this class it "
+                    f"must be {defaults[meaning]!r}"
                 )
 
     def _has_key(self, key: str) -> bool:
@@ -291,7 +288,7 @@ class _Translation:
         if supported is not None and kind not in supported:
             raise fields.error(
                 f"{self._full_key('rope.scaling.type')}: this class does not support rotary "
-                f"scaling {kind!r}"
+                f"scaling {format_value(kind)}"
             )
         if self._has_key("original_max_position_embeddings"):
             original = "original_max_position_embeddings"

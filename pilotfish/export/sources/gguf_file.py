@@ -80,7 +80,9 @@ class GgufFile:
         self.path = path
         self._file = MappedFile(path)
         if self._file.data[:4] != MAGIC:
-            raise ExportError(f"{path} is not a GGUF file")
+            raise ExportError(
+                f"{path} is not a GGUF file: give one, or the folder of a Hugging Face model"
+            )
         with reading_file(self._damage_error):
             try:
                 self.metadata, self.tensors = _read_header(_Cursor(self._file.data))

@@ -14,7 +14,7 @@ import numpy as np
 
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import Layer, ModelConfig
-from pilotfish.export.sources.fields import Fields
+from pilotfish.export.sources.fields import Fields, format_value
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT
 
@@ -56,7 +56,7 @@ def rope_table(file: GgufFile, fields: Fields, truncate: bool | None) -> dict[st
     if kind == "yarn":
         return _yarn(fields, factor, truncate)
     raise fields.error(
-        f"rotary scaling {kind!r} ({fields.prefix}rope.scaling.type) is not supported"
+        f"rotary scaling {format_value(kind)} ({fields.prefix}rope.scaling.type) is not supported"
     )
 
 

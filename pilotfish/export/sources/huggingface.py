@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.engine_errors import ArtifactError
-from pilotfish.engines.manifest import GENAI, GENAI_NAME, Source
+from pilotfish.engines.manifest import Source
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.sources.fields import format_value
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.huggingface_tokenizer import (
@@ -48,12 +49,11 @@ from pilotfish.export.sources.tensor_names import (
     stored_name,
 )
 from pilotfish.export.sources.weight_check import FileSettings, check_weights
+from pilotfish.export.sources.weight_files import describe_folder, open_weights
 from pilotfish.export.sources.wrapped import check_logits, text_config, text_weights
 from pilotfish.export.weights import EMBEDDING, HEAD, LAYER, wildcard_name
 
 log = logging.getLogger("pilotfish.export")
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-ADAPTER = "adapter_config.json"
 # Name suffixes of tensors in old checkpoints that are computed, not learned.
 COMPUTED = (".rotary_emb.inv_freq",)
 
@@ -92,7 +92,7 @@ class DirectorySource:
             )
         self.config, self._names = described.config, described.architecture.names
         self._plus_one = described.architecture.plus_one
-        self._files = _open_weights(path)
+        self._files = open_weights(path)
         self._left_out: list[str] = []
         self._packing, self._aside = described.packing, described.aside
         inner = text_config(values, str(path))
@@ -222,6 +222,8 @@ class DirectorySource:
         tensors = join_packed(packing, plain)
         packed = [each for each in tensors.values() if isinstance(each, PackedMatrix)]
         if not packed:
+            for each in plain.values():
+                _ = each.shape  # raises for tensors of other types than floats
             raise ExportError(
                 f"{self._path}: quantization_config states {packing.method}, but no matrix is "
                 "quantised: remove this section if these are the original weights"
@@ -345,8 +347,8 @@ class DirectorySource:
                 if all(isinstance(id, int) and 0 <= id < size for id in ids):
                     return list(dict.fromkeys(ids))
                 raise ExportError(
-                    f"{self._path}: eos_token_id {stated!r} is not in the vocabulary of "
-                    f"{size} tokens"
+                    f"{self._path}: eos_token_id {format_value(stated)} is not in the vocabulary "
+                    f"of {size} tokens"
                 )
         return []
 
@@ -379,39 +381,6 @@ def _read_config(path: Path) -> dict[str, Any]:
     """Read a directory's config.json, which must exist."""
     file = path / "config.json"
     if not os.path.lexists(file):
-        advice = "this folder is not a Hugging Face model"
-        if (path / GENAI_NAME).is_file():
-            advice = f"this is a folder of ONNX Runtime GenAI: choose --dialect {GENAI}"
+        advice = describe_folder(path) or "this folder is not a Hugging Face model"
         raise ExportError(f"{path} has no {file.name}: {advice}")
     return read_object(file)
-
-
-def _open_weights(path: Path) -> list[SafetensorsFile]:
-    """Open the shards that the index names, or the only safetensors file."""
-    whole = path / WHOLE
-    if (path / ADAPTER).is_file():
-        raise ExportError(
-            f"{path} contains the adapter {ADAPTER}: merge the adapter into the weights, or "
-            "remove it if you do not want it"
-        )
-    if (path / INDEX).is_file():
-        shards = read_object(path / INDEX).get("weight_map")
-        if not isinstance(shards, dict) or not all(isinstance(v, str) for v in shards.values()):
-            raise ExportError(f"{path / INDEX} has no weight_map")
-        if whole.is_file() and WHOLE not in shards.values():
-            raise ExportError(
-                f"{path} has both {WHOLE} and {INDEX}, and other programs differ in which they "
-                "read: remove the wrong file"
-            )
-        return [SafetensorsFile(path / Path(name).name) for name in sorted(set(shards.values()))]
-    paths = sorted(path.glob("*.safetensors"))
-    if whole in paths or len(paths) == 1:
-        return [SafetensorsFile(whole if whole in paths else paths[0])]
-    if paths:
-        raise ExportError(f"{path} has several safetensors files, but no {INDEX}")
-    if any(path.glob("*.bin")) or any(path.glob("*.pt")) or any(path.glob("*.pth")):
-        raise ExportError(
-            f"{path} has only pickled weights, which can run code when they are read: convert "
-            "the weights to safetensors"
-        )
-    raise ExportError(f"{path} has no safetensors file")

@@ -125,7 +125,7 @@ def _rename_keys(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:
 
 def _read_packing(fields: Fields, architecture: Architecture) -> Packing | None:
     """Read the quantisation of matrices; None also for MXFP4 (see `export.sources.stored`)."""
-    stated = fields.values.get("quantization_config")
+    stated = fields.values.get("quantization_config", fields.values.get("quantization"))
     mxfp4 = isinstance(stated, dict) and stated.get("quant_method") == "mxfp4"
     if mxfp4 and architecture.names.stacked:
         return None

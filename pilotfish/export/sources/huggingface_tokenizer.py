@@ -23,6 +23,7 @@ from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.tokenizer import Tokenizer, converting_errors
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.json_object import read_object
+from pilotfish.export.sources.mapped_file import refuse_pointer
 from pilotfish.export.tokenizers.added import complete, read_added
 from pilotfish.export.tokenizers.gpt2 import gpt2_tokenizer_json
 from pilotfish.export.tokenizers.roles import CLASSES, content, named_tokens, tokenizer_class
@@ -77,6 +78,9 @@ def read_tokenizer(path: Path, ignored: Collection[str] = ()) -> tuple[str, list
     for names, read in FORMS:
         if all((path / name).is_file() for name in names):
             with reading_file(lambda problem: _unreadable(f"{path}: the tokenizer", problem)):
+                for name in names:
+                    with (path / name).open("rb") as file:
+                        refuse_pointer(path / name, file.read(100))
                 text = read(path)
             _expect_agreement(path, text, ignored)
             used = dict.fromkeys((*names, *(name for name in _ALSO if (path / name).is_file())))

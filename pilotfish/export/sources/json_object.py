@@ -10,6 +10,7 @@ import msgspec
 
 from pilotfish.base.reading import read_content, reading_file
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.sources.mapped_file import refuse_pointer
 
 # Infinity without quotes, which Python's json (and so transformers) writes; it is invalid JSON.
 _BARE_INFINITY = re.compile(rb"(?<=[\s,\[:])Infinity(?=[\s,\]}])")
@@ -24,7 +25,9 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     with reading_file(lambda problem: ExportError(f"{path} cannot be read: {problem}")):
         try:
-            return _decode(read_content(path))
+            data = read_content(path)
+            refuse_pointer(path, data)
+            return _decode(data)
         except FileNotFoundError:
             return {}
 

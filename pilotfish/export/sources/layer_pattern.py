@@ -218,7 +218,7 @@ def _listed_rotation(keys: ClassKeys, layers: int) -> list[bool]:
     if keys.has("position_embedding_type"):  # Granite 4
         kind = fields.get("position_embedding_type", str, "nope", null="nope")
         if kind not in {"rope", "nope"}:
-            raise fields.error(f"position_embedding_type {kind!r} is not supported")
+            raise fields.error(f"position_embedding_type {format_value(kind)} is not supported")
         return [kind == "rope"] * layers
     every = keys.count("no_rope_layer_interval")
     stated = fields.items("no_rope_layers")
@@ -319,7 +319,7 @@ def _rotated_channels(keys: ClassKeys, table: Fields, head_dim: int) -> int:
     part = table.get(key, float, stated, null=stated)
     if part != 1.0 and not keys.has(key):
         raise keys.fields.error("this class does not support a partial_rotary_factor below 1")
-    width = int(head_dim * part)
+    width = int(head_dim * part) if 0 < part <= 1 else 0
     if not 0 < width <= head_dim or width % 2:
         raise keys.fields.error(
             f"{keys.class_key(key)} {part} would rotate {width} of {head_dim} channels"
@@ -333,7 +333,7 @@ def _check_table(keys: ClassKeys, table: Fields) -> None:
     kind = table.values.get("rope_type", table.values.get("type", "default"))
     known = architecture.rotations is not None or kind != "proportional"
     if table.values and not (known and kind in (architecture.rotations or (kind,))):
-        raise table.error(f"this class does not support rotary scaling {kind!r}")
+        raise table.error(f"this class does not support rotary scaling {format_value(kind)}")
     for key in architecture.rope_states if table.values else ():
         if table.values.get(key) is None:
             raise table.error(f"{table.prefix}{key} is missing")

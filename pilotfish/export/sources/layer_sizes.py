@@ -13,6 +13,7 @@ import msgspec
 
 from pilotfish.export.model_config import Layer
 from pilotfish.export.sources.class_keys import ClassKeys
+from pilotfish.export.sources.fields import format_value
 
 FULL = "full_attention"
 OVERRIDES = "per_layer_config"
@@ -98,7 +99,8 @@ def _overrides(keys: ClassKeys, kinds: Sequence[str]) -> dict[str, HeadSizes]:
     for name in table.values:
         if not name.isdecimal() or int(name) >= len(kinds):
             raise keys.fields.error(
-                f"{OVERRIDES} names layer {name!r}, but the model has {len(kinds)} layers"
+                f"{OVERRIDES} names layer {format_value(name)}, but the model has "
+                f"{len(kinds)} layers"
             )
         layer = table.table(name)
         sizes = layer.count("head_dim", plain[0]), layer.count("num_key_value_heads", plain[1])

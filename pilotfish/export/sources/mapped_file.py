@@ -15,6 +15,17 @@ from numpy.typing import NDArray
 from pilotfish.base.reading import reading_file
 from pilotfish.export.export_errors import ExportError
 
+# The beginning of a file that stands for another one in a repository of Git LFS.
+LFS_POINTER = b"version https://git-lfs.github.com/"
+
+
+def refuse_pointer(path: Path, beginning: bytes) -> None:
+    """Raise `ExportError` if a file only stands for another one."""
+    if beginning.startswith(LFS_POINTER):
+        raise ExportError(
+            f"{path} is a pointer of Git LFS, not the file itself: fetch the file by `git lfs pull`"
+        )
+
 
 class MappedFile:
     """A file, mapped for reading.
@@ -30,6 +41,7 @@ class MappedFile:
             path.open("rb") as file,
         ):
             self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        refuse_pointer(path, self.data[:100])
         self._last = (0, 0)  # start and length of the last view's pages, bytes
 
     def view(self, start: int, size: int) -> NDArray[np.uint8]:

@@ -35,6 +35,8 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 }
 # Tensors for quantised activations, which this engine does not use.
 UNUSED = ("input_scale", "input_scale_ub", "input_zero_point", "activation_scale")
+# Tensors for a quantised cache, which an artifact does not have.
+CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".output_scale")
 FLOAT8 = "F8_E4M3"
 BYTES = (FLOAT8, "I8")
 # Accepted types of integer tensors, since other widths would give wrong codes.
@@ -55,7 +57,9 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 def join_packed(packing: Packing, plain: Mapping[str, PlainTensor]) -> dict[str, StoredTensor]:
     """Replace the tensors of each quantised module by one weight."""
-    tensors: dict[str, StoredTensor] = dict(plain)
+    tensors: dict[str, StoredTensor] = {
+        name: tensor for name, tensor in plain.items() if not name.endswith(CACHE_SCALES)
+    }
     for name, tensor in plain.items():
         module, _, kind = name.rpartition(".")
         if kind not in PARTS or (kind == "weight" and tensor.file.dtype(tensor.name) not in BYTES):

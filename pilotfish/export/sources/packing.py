@@ -6,11 +6,12 @@ keeps. fp8 is dequantised, because no kernel supports it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.sources.fields import format_value
 
 WIDTHS = (4, 8)
 # Supported formats of compressed-tensors; unsupported formats have 4-bit floats or are sparse.
@@ -49,8 +50,15 @@ def read_packing(stated: Any, where: str, *, gguf: bool = True) -> Packing | Non
     if stated is None or stated == {}:
         return None
     if not isinstance(stated, dict):
-        raise ExportError(f"{where}: quantization_config is {stated!r}, but must be an object")
+        raise ExportError(
+            f"{where}: quantization_config is {format_value(stated)}, but must be an object"
+        )
     method = stated.get("quant_method")
+    if method is None and {"group_size", "bits"} <= stated.keys():
+        raise ExportError(
+            f"{where}: the checkpoint is quantised by MLX, which is not supported: give the "
+            f"original weights{', or a GGUF file of the model' if gguf else ''}"
+        )
     readers = {
         "gptq": _gptq,
         "awq": _awq,
@@ -63,8 +71,8 @@ def read_packing(stated: Any, where: str, *, gguf: bool = True) -> Packing | Non
         return Packing("fp8", float8_block=_float8_block(stated, where))
     known = ", ".join((*readers, "fp8"))
     raise ExportError(
-        f"{where}: the checkpoint is quantised by {method!r}, but only {known} are supported: "
-        f"give the original weights{', or a GGUF file of the model' if gguf else ''}"
+        f"{where}: the checkpoint is quantised by {format_value(method)}, but only {known} are "
+        f"supported: give the original weights{', or a GGUF file of the model' if gguf else ''}"
     )
 
 
@@ -107,16 +115,20 @@ def _compressed(stated: Mapping[str, Any], where: str) -> Packing:
             f"{where}: transform_config in quantization_config rotates activations at run time, "
             "which is not supported: give the original weights"
         )
-    return Packing("compressed-tensors", float8_block=_compressed_block(stated, where))
-
-
-def _compressed_block(stated: Mapping[str, Any], where: str) -> tuple[int, int]:
-    """Read the block size, which must be the same in all groups of matrices."""
     groups = stated.get("config_groups")
+    stated_groups = groups.values() if isinstance(groups, dict) else ()
+    listed = [group.get("weights") for group in stated_groups if isinstance(group, dict)]
+    weights = [each for each in listed if isinstance(each, dict)]
+    for each in weights:
+        _expect(where, "num_bits", each.get("num_bits", 8), WIDTHS)
+    return Packing("compressed-tensors", float8_block=_compressed_block(weights, where))
+
+
+def _compressed_block(weights: Sequence[Mapping[str, Any]], where: str) -> tuple[int, int]:
+    """Read the block size, which must be the same in all groups of matrices."""
     sizes = []
-    for group in groups.values() if isinstance(groups, dict) else ():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        size = weights.get("block_structure") if isinstance(weights, dict) else None
+    for group in weights:
+        size = group.get("block_structure")
         if size is not None and size not in sizes:
             sizes.append(size)
     if len(sizes) > 1:
@@ -135,13 +147,13 @@ def _counts(block: Any, key: str, where: str) -> tuple[int, int]:
         return FLOAT8_BLOCK, FLOAT8_BLOCK
     whole = isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block)
     if not whole or min(block) < 1:
-        raise ExportError(f"{where}: {key} is {block!r}, but must be two counts")
+        raise ExportError(f"{where}: {key} is {format_value(block)}, but must be two counts")
     return block[0], block[1]
 
 
 def _expect(where: str, key: str, value: Any, accepted: tuple[Any, ...]) -> None:
     if value not in accepted:
         raise ExportError(
-            f"{where}: {key} in quantization_config is {value!r}, but only "
-            f"{' or '.join(map(str, accepted))} is supported"
+            f"{where}: {key} in quantization_config is {format_value(value)}, but only "
+            f"{' or '.join(map(str, accepted))} is supported: give the original weights"
         )

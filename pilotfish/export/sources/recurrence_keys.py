@@ -10,6 +10,7 @@ from pilotfish.export.architectures.architecture import ACTIVATIONS
 from pilotfish.export.model_config import Layer
 from pilotfish.export.parts import Factors, Recurrence, StateSpace
 from pilotfish.export.sources.class_keys import ClassKeys
+from pilotfish.export.sources.fields import MAX_FLOAT, format_value
 
 MOST_TAPS = 16
 SPACES = {"space", "both"}
@@ -105,7 +106,9 @@ def _state_space(keys: ClassKeys) -> Recurrence:
     key = "mamba_hidden_act" if keys.has("mamba_hidden_act") else "hidden_act"
     name = keys.fields.get(key, str, keys.default(key))
     if ACTIVATIONS.get(name) != "silu":
-        raise keys.fields.error(f"state spaces are supported only with {key} 'silu', not {name!r}")
+        raise keys.fields.error(
+            f"state spaces are supported only with {key} 'silu', not {format_value(name)}"
+        )
     return recurrence
 
 
@@ -178,7 +181,7 @@ def _limits(keys: ClassKeys) -> tuple[float, float]:
         for each in (stated if isinstance(stated, list) else [])
     ]
     if len(numbers) != 2 or not all(_is_number(each) for each in numbers):
-        raise keys.fields.error(f"{LIMITS} is {stated!r}, but must be two numbers")
+        raise keys.fields.error(f"{LIMITS} is {format_value(stated)}, but must be two numbers")
     return float(numbers[0]), float(numbers[1])
 
 
@@ -188,13 +191,13 @@ def _numbers(keys: ClassKeys, key: str, count: int) -> tuple[float, ...]:
     if stated is None:
         return (1.0,) * count
     if len(stated) != count or not all(_is_number(each) for each in stated):
-        raise keys.fields.error(f"{key} is {stated!r}, but must be {count} numbers")
+        raise keys.fields.error(f"{key} is {format_value(stated)}, but must be {count} numbers")
     return tuple(float(each) for each in stated)
 
 
 def _is_number(value: Any) -> bool:
     whole = isinstance(value, int | float) and not isinstance(value, bool)
-    return whole and not math.isnan(value)
+    return whole and (value in (-math.inf, math.inf) or abs(value) <= MAX_FLOAT)
 
 
 def _check_heads(keys: ClassKeys, recurrence: Recurrence, heads: str, groups: str) -> None:

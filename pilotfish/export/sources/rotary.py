@@ -18,6 +18,7 @@ from pilotfish.export.parts import Rope
 from pilotfish.export.sources.fields import Fields, format_value
 
 Frequencies = NDArray[np.float64]
+MOST_CHANNELS = 2**14  # rotated channels of a head, since frequencies precede the weights' check
 INERT = ("type", "rope_type", "mrope_section", "mrope_interleaved", "max_position_embeddings")
 
 
@@ -176,6 +177,10 @@ def read_table(table: Fields, base: RopeBase) -> Rope:
         )
     for key in INERT:
         table.mark_read(key)
+    if base.dim > MOST_CHANNELS:
+        raise table.error(
+            f"heads with {base.dim} rotated channels are not supported, only up to {MOST_CHANNELS}"
+        )
     base = base._replace(theta=table.positive("rope_theta", base.theta))
     try:
         with np.errstate(all="ignore"):

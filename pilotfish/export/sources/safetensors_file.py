@@ -8,6 +8,7 @@ the package would copy each tensor twice, and keep the file's pages in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from safetensors import SafetensorError, safe_open
 
 from pilotfish.base.reading import reading_file
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.sources.fields import format_value
 from pilotfish.export.sources.mapped_file import MappedFile
 
 BYTES_AT_ONCE = 1 << 24  # size (bytes) of the parts in which tensors are compared
+MOST_NUMBERS = 1 << 48  # in a tensor; one of size 0 may state any shape
 ROWS_BYTES = 1 << 24  # maximum bytes of a part that `rows` yields
 INTEGERS: dict[str, type[np.generic]] = {
     "I64": np.int64,
@@ -56,7 +59,7 @@ class SafetensorsFile:
                 with safe_open(path, "numpy"):  # opening checks lengths, offsets and shapes
                     self._start, self._tensors = self._read_header()
             except SafetensorError as error:
-                raise self._damage_error(str(error)) from None
+                raise self._damage_error(format_value(str(error), quoted=False)) from None
 
     def _damage_error(self, problem: str) -> ExportError:
         return ExportError(f"{self.path} is a damaged or incomplete safetensors file: {problem}")
@@ -158,7 +161,8 @@ class SafetensorsFile:
         if tensor.dtype not in DTYPES:
             raise ExportError(
                 f"{self.path}: {name} is of type {tensor.dtype}, which is not supported; "
-                f"supported are {', '.join(DTYPES)}"
+                f"supported are {', '.join(DTYPES)}: if these are quantised weights, give the "
+                "original ones"
             )
         return tensor
 
@@ -167,7 +171,11 @@ class SafetensorsFile:
         end = 8 + int.from_bytes(self._file.data[:8], "little")
         header = msgspec.json.decode(self._file.data[8:end], type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
-        return end, {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items()}
+        tensors = {name: msgspec.json.decode(raw, type=_Tensor) for name, raw in header.items()}
+        for name, tensor in tensors.items():
+            if math.prod(max(size, 1) for size in tensor.shape) > MOST_NUMBERS:
+                raise self._damage_error(f"{format_value(name)} has an impossible shape")
+        return end, tensors
 
 
 def _floats(values: NDArray[np.uint8], dtype: str) -> NDArray[np.float32]:

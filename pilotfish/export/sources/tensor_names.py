@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pilotfish.export.architectures import Names
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import Layer, ModelConfig
+from pilotfish.export.sources.expert_keys import MOST_EXPERTS
 from pilotfish.export.weight_recorder import shapes
 from pilotfish.export.weights import LAYER, wildcard_name
 
@@ -77,7 +78,7 @@ def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[st
             continue
         if rest in names.stacked:
             parts = names.stacked[rest]
-            for expert in range(stored[name][0] if stored[name] else 0):
+            for expert in range(min(stored[name][0], MOST_EXPERTS) if stored[name] else 0):
                 for i, part in enumerate(parts):
                     add_origin(
                         prefix + _with_number(part, expert), Origin((name,), i, parts, expert)
@@ -183,7 +184,7 @@ class TensorSlicer:
             array = array.T
         if ".act_fn." in name or name.endswith(".expert_bias"):
             return array.reshape(-1)  # some checkpoints store scalars, or a matrix with one row
-        if origin.part is None:
+        if origin.part is None or not array.ndim:
             return array
         if origin.expert is not None:
             return self._take_expert(array, origin)

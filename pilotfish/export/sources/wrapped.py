@@ -12,6 +12,7 @@ from typing import Any
 from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import ModelConfig
+from pilotfish.export.sources.fields import format_value
 
 # Default model_type of text_config → the wrappers whose class in transformers computes the same for
 # a text as the text model alone (tests/reference/test_wrappers.py).
@@ -68,8 +69,8 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         return None
     if outer_type not in TEXT_TYPES:
         raise ExportError(
-            f"{where}: model_type {outer_type!r} with a text_config is not known here, so the text "
-            "might be computed otherwise than by the text model: if that model works alone, give "
+            f"{where}: model_type {format_value(outer_type)} with a text_config is not known "
+            "here, so the text might be computed otherwise than by the text model: if that model works alone, give "
             "its weights with text_config as their config.json"
         )
     config = {"model_type": TEXT_TYPES[outer_type], **inner}

@@ -19,6 +19,7 @@ from tokenizers import AddedToken
 
 from pilotfish.engines.tokenizer import converting_errors
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.sources.fields import format_value
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.tokenizers.roles import EXTRA, ROLES, content
 
@@ -79,7 +80,9 @@ def read_added(directory: Path) -> AddedTokens:
                 stated["content"], special=bool(stated.get("special", False)), **flags
             )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ExportError(f"{directory}: the added tokens are damaged: {error!r}") from None
+        raise ExportError(
+            f"{directory}: the added tokens are damaged: {format_value(error)}"
+        ) from None
     special = frozenset(name for source in (roles, settings) for name in _special(source))
     return AddedTokens({**roles, **settings}, tokens, special)
 
@@ -142,8 +145,8 @@ def _add(
         actual = tokenizer.token_to_id(token.content)
         if actual != id:
             raise ExportError(
-                f"{place}: the added token {token.content!r} would get the id {actual}, not {id}: "
-                f"{advice}"
+                f"{place}: the added token {format_value(token.content)} would get the id "
+                f"{actual}, not {id}: {advice}"
             )
 
 

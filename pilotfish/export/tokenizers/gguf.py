@@ -18,6 +18,7 @@ from tokenizers import AddedToken, decoders, models, processors
 
 from pilotfish.engines.tokenizer import converting_errors
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.sources.fields import format_value
 from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS, Recipe
 from pilotfish.export.tokenizers.spelling import Prefix, spell
 from pilotfish.export.tokenizers.tables import merges_by_score, pair
@@ -77,8 +78,8 @@ class GgufVocabulary:
         build = kinds.get(model) if isinstance(model, str) else None
         if build is None:
             raise ExportError(
-                f"{self._path}: the tokenizer model {model!r} is not supported; supported are  "
-                + ", ".join(kinds)
+                f"{self._path}: the tokenizer model {format_value(model)} is not supported; "
+                "supported are " + ", ".join(kinds)
             )
         tokenizer = build()
         # A Unigram model would match the unknown token's name in a text.
@@ -110,8 +111,8 @@ class GgufVocabulary:
         recipe = PRETOKENIZERS.get(name) if isinstance(name, str) else None
         if recipe is None:
             raise ExportError(
-                f"{self._path}: the pre-tokenizer {name!r} is not supported; supported are  "
-                + ", ".join(PRETOKENIZERS)
+                f"{self._path}: the pre-tokenizer {format_value(name)} is not supported; "
+                "supported are " + ", ".join(PRETOKENIZERS)
             )
         return recipe
 
@@ -194,8 +195,8 @@ class GgufVocabulary:
         value = self._metadata.get(f"tokenizer.ggml.{key}", NO_TOKEN)
         if value != NO_TOKEN and self._id(key) is None:
             raise ExportError(
-                f"{self._path}: tokenizer.ggml.{key} {value!r} is not in the vocabulary of "
-                f"{self.size} tokens"
+                f"{self._path}: tokenizer.ggml.{key} {format_value(value)} is not in the "
+                f"vocabulary of {self.size} tokens"
             )
         return self._id(key)
 
