@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from pilotfish.export.architectures import ARCHITECTURES
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.wrapped import TEXT_TYPES, text_config
 from tests.reference.class_trials import (
     EXEMPT,
@@ -186,7 +187,10 @@ def published_keys(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
         data = json.loads(file.read_text("utf-8"))
         for entry in data if isinstance(data, list) else [data]:
             values = entry.get("config", entry)
-            text = text_config(values, str(file)) or values
+            try:
+                text = text_config(values, str(file)) or values
+            except ExportError:  # not a text model that can be exported
+                continue
             yield from ((text.get("model_type", ""), key) for key in text)
 
 
