@@ -75,6 +75,6 @@ def test_a_wrapper_that_leaves_out_a_factor_of_the_logits_is_refused(
 
 def test_only_wrappers_of_gemma_limit_the_logits(tmp_path: Path) -> None:
     text = BY_NAME["mlc:gemma2_2b"]
-    describe_directory(wrapped("paligemma", text, tmp_path), "model", ())
+    describe_directory(wrapped("gemma3", text, tmp_path), "model", ())
     with pytest.raises(ExportError, match="a limit of its logits"):
         describe_directory(wrapped("llava", text, tmp_path), "model", ())

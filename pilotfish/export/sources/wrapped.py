@@ -50,7 +50,7 @@ INSIDE = (
 HEADS = ("lm_head.",)
 OUTER_KEYS = ("bos_token_id", "eos_token_id", "quantization_config")
 # Wrappers that change logits as their text model does; transformers' others only apply the head.
-CHANGED_LOGITS = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "paligemma")
+CHANGED_LOGITS = ("gemma3", "gemma3n", "gemma4", "gemma4_unified")
 
 
 def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
