@@ -102,11 +102,12 @@ def _find(fields: Fields, model_type: str) -> Architecture:
             else architecture.with_experts
         )
     stated = [fields.values[key] for key in EXPERT_COUNTS if fields.values.get(key) is not None]
-    kind = "architecture"
+    problem = f"architecture {format_value(model_type)} is not supported"
     if any(stated) if stated else "moe" in model_type:
-        kind = "this mixture-of-experts model is not supported: architecture"
+        bare = format_value(model_type, quoted=False)
+        problem = f"this mixture-of-experts model is not supported ({bare})"
     raise fields.error(
-        f"{kind} {format_value(model_type)} is not in `pilotfish export list --supported`: take "
+        f"{problem}, see `pilotfish export list --supported`: take "
         + NEWER.get(model_type, "a GGUF file with --dialect llamacpp, if llama.cpp has this model")
     )
 
