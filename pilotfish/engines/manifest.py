@@ -49,9 +49,10 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     `location` is a hub id, a file name or a directory name; it is not a path, because a path would
     reveal details of the machine. `sha256` has the hash of each file that was read. `first_layers`
     is the number of layers that remain in a shortened model, `skipped_layers` are the indices of
-    the layers that were left out of a model. `ignored_keys` are configuration keys
-    that the exporter did not know and was asked to ignore. `left_out` lists the parts of a
-    multimodal checkpoint outside its text model, and special tokens without an embedding.
+    the layers that were left out of a model. `ignored_keys` are configuration keys that the
+    exporter did not know: it was asked to ignore them, or transformers ignores them. `left_out`
+    lists the parts of a multimodal checkpoint outside its text model, and special tokens without an
+    embedding.
     """
 
     kind: Literal["default", "gguf", "directory", "hub", "random"]

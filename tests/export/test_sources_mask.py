@@ -82,7 +82,6 @@ def test_the_mask_token_is_read_under_all_its_names(
         ({"pard_token": 7, "para_num": 0}, "para_num is 0"),
         ({"pard_token": 7, "para_num": 8, "block_size": 4}, "para_num and block_size name diff"),
         ({"dflash_config": CAUSAL | {"selector_rank": 8}}, "keys: .*selector_rank"),
-        ({"spd_type": "pard"}, "keys: .*spd_type"),  # without a mask token it means nothing
     ],
 )
 def test_other_drafters_are_refused_by_name(keys: dict[str, Any], named: str) -> None:

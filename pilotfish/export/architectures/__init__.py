@@ -1,6 +1,6 @@
 """The architectures by `model_type` in config.json.
 
-To add one, add an entry to a module's table.
+To add one, add an entry to a module's table. `known_keys` adds the keys and defaults of the class.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from pilotfish.export.architectures.architecture import Architecture, Gguf, Name
 from pilotfish.export.architectures.biased_experts import BIASED_MIXTURES
 from pilotfish.export.architectures.experts import MIXTURES
 from pilotfish.export.architectures.gemma import GEMMAS
+from pilotfish.export.architectures.known_keys import load_known_keys
 from pilotfish.export.architectures.llama import RELATIVES
 from pilotfish.export.architectures.older import OLDER
 from pilotfish.export.architectures.parallel import VARIANTS
@@ -17,7 +18,7 @@ from pilotfish.export.architectures.state_spaces import STATE_SPACES
 
 __all__ = ["ARCHITECTURES", "Architecture", "Gguf", "Names"]
 
-ARCHITECTURES: dict[str, Architecture] = {
+_TABLES: dict[str, Architecture] = {
     **RELATIVES,
     **GEMMAS,
     **VARIANTS,
@@ -26,4 +27,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     **BIASED_MIXTURES,
     **RECURRENT,
     **STATE_SPACES,
+}
+_KNOWN, _UNKNOWN = load_known_keys()
+ARCHITECTURES: dict[str, Architecture] = {
+    model_type: architecture.with_keys(_KNOWN.get(model_type, _UNKNOWN))
+    for model_type, architecture in _TABLES.items()
 }

@@ -1,15 +1,16 @@
 """The type of an architecture: how a class of checkpoints differs from Llama.
 
-Keys are named as in Llama's config.json; `key_names` maps them to the class's names. `keys` lists
-all keys that the class has; a configuration with any other key is refused.
+Keys are named as in Llama's config.json; `key_names` maps them to the class's names. The keys that
+a class of transformers has, and their defaults, are data (`export.architectures.known_keys`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from pilotfish.export.architectures.known_keys import KnownKeys
 from pilotfish.export.model_config import Activation, Form, Kind
 
 LLAMA_FORM = Form()
@@ -129,13 +130,13 @@ class Architecture:
 
     Attributes:
         models: published models of this class, for display.
-        keys: the class's keys with an effect → their defaults; REQUIRED if a file must state the
-        key.
+        keys: keys with an effect whose default the data does not have → their defaults; REQUIRED if
+        a file must state the key.
+        known: the class's keys, from the data.
         key_names: Llama's key → this class's name of it; "" if files never have the key.
-        aliases: alternative name of a key in files → the class's name of it.
-        echoes: redundant key in files → the key that it must equal.
-        inert: keys of this class without effect on the model's output.
-        neutral: key with an effect → its values that have no effect.
+        neutral: key with an effect that is not supported → its values that are accepted, besides
+        the class's default.
+        unused: keys with an effect only on layers that models of this entry do not have.
         form: parts of the layers.
         vary: function that returns changes of `form`, given the keys' values.
         biases: boolean key → modules that have a bias if the key is true; key "" = always.
@@ -174,12 +175,11 @@ class Architecture:
     """
 
     models: str
-    keys: Mapping[str, Any]
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    known: KnownKeys = field(default_factory=KnownKeys)
     key_names: Mapping[str, str] = field(default_factory=dict)
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    echoes: Mapping[str, str] = field(default_factory=dict)
-    inert: frozenset[str] = frozenset()
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    unused: frozenset[str] = frozenset()
     form: Form = LLAMA_FORM
     vary: Callable[[Stated], Mapping[str, Any]] | None = None
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -209,6 +209,31 @@ class Architecture:
     names: Names = Names()
     gguf: Gguf | None = None
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The class's defaults of SIZES."""
+        defaults = self.known.defaults
+        return {key: defaults[key] for key in SIZES if key in defaults}
+
+    def with_keys(self, known: KnownKeys) -> Architecture:
+        """Add the class's keys, under Llama's names, to the keys of this entry."""
+        names = {theirs: ours for ours, theirs in self.key_names.items()}
+        keys = {
+            names.get(key, key): default
+            for key, default in known.defaults.items()
+            if key not in self.neutral
+        }
+        if self.windows != "none" and "layer_types" in known.others:
+            keys["layer_types"] = None
+        keys |= {key: REQUIRED for key in SIZES if keys.get(key) is not None}
+        experts = self.with_experts
+        return replace(
+            self,
+            keys={**keys, **self.keys},
+            known=known,
+            with_experts=experts.with_keys(known) if experts else None,
+        )
+
 
 REQUIRED = object()
 """Default of a key that a file must state."""
@@ -231,23 +256,14 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "xielu": "xielu",
 }
 
-SIZES: Mapping[str, Any] = dict.fromkeys(
-    (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "max_position_embeddings",
-    ),
-    REQUIRED,
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
 )
-DECODER: Mapping[str, Any] = {
-    **SIZES,
-    "num_key_value_heads": None,  # None: equal to the number of query heads
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "rope_theta": 10000.0,
-}
-"""Keys of nearly every class, with the most common defaults."""
+"""Keys that a text model's file must state, although transformers has defaults."""
+HEAD_DIM: Mapping[str, Any] = {"head_dim": None}
+"""The width of heads, for classes that read it without declaring it."""

@@ -13,7 +13,6 @@ from typing import Any
 
 from pilotfish.export.architectures.architecture import (
     ATTENTION,
-    DECODER,
     Architecture,
     Gguf,
     Mixture,
@@ -44,18 +43,9 @@ def _derive_score_scale(largest: int) -> Callable[[Mapping[str, Any]], Mapping[s
 
 GEMMA = Architecture(
     models="Gemma 1",
-    keys={
-        **DECODER,
-        "num_key_value_heads": 16,
-        "head_dim": 256,
-        "hidden_act": "gelu_pytorch_tanh",
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-    },
     biases={"attention_bias": ATTENTION},
     activations={"gelu": "gelu_tanh"},  # the first Gemma files state gelu, but mean gelu_tanh
-    neutral={"use_bidirectional_attention": (None, False), "hidden_activation": (None,)},
-    echoes={"hidden_activation": "hidden_act"},
+    neutral={"use_bidirectional_attention": (False,)},
     embed_root=True,
     plus_one=True,
     gguf=Gguf(name="gemma"),
@@ -63,19 +53,7 @@ GEMMA = Architecture(
 GEMMA2 = replace(
     GEMMA,
     models="Gemma 2",
-    keys={
-        **GEMMA.keys,
-        "num_key_value_heads": 4,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-        "layer_types": None,
-        "final_logit_softcapping": 30.0,
-        "attn_logit_softcapping": 50.0,
-    },
     key_names={"hidden_act": "hidden_activation"},
-    echoes={},
-    inert=frozenset({"hidden_act", "cache_implementation", "sliding_window_size"}),
-    neutral={"use_bidirectional_attention": (None, False)},
     activations={},
     form=Form(norms=FOUR),
     windows="listed",
@@ -86,71 +64,23 @@ GEMMA2 = replace(
 GEMMA3 = replace(
     GEMMA2,
     models="Gemma 3, all sizes",
-    keys={
-        **{key: value for key, value in GEMMA2.keys.items() if "softcapping" not in key},
-        "vocab_size": 262208,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 8,
-        "max_position_embeddings": 131072,
-        "rope_theta": 1e6,
-        "rope_local_base_freq": 1e4,
-        "sliding_window_pattern": 6,
-    },
+    keys={"rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": 6},
     neutral={
         **GEMMA2.neutral,
         # Only null is accepted: text and multimodal models use these keys differently.
-        "final_logit_softcapping": (None,),
-        "attn_logit_softcapping": (None,),
+        "final_logit_softcapping": (),
+        "attn_logit_softcapping": (),
     },
     form=Form(norms=FOUR, qk_norm="head"),
     full_every=6,
     rope_by_type=True,
     gguf=Gguf(name="gemma3", derive=_derive_score_scale(62)),
 )
-TOKEN_INPUTS = {
-    "vocab_size_per_layer_input": 262144,
-    "hidden_size_per_layer_input": 256,
-    "num_kv_shared_layers": 0,
-}
-ONLY_4 = {
-    "global_head_dim": 512,
-    "num_global_key_value_heads": None,
-    "attention_k_eq_v": False,
-    "use_double_wide_mlp": False,
-    "enable_moe_block": False,
-    "num_experts": None,
-    "num_experts_per_tok": None,
-    "moe_intermediate_size": None,
-}
 GEMMA4 = Architecture(
     models="Gemma 4: E2B, E4B, 31B, 26B-A4B",
-    keys={
-        **DECODER,
-        **TOKEN_INPUTS,
-        "vocab_size": 262144,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "sliding_window": 512,
-        "layer_types": None,
-        "final_logit_softcapping": None,
-        **ONLY_4,
-    },
+    keys={"rope_theta": 1e6, "global_head_dim": 512, "num_global_key_value_heads": None},
     key_names={"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
-    neutral={
-        "use_bidirectional_attention": (None, "vision"),  # "vision" affects images only
-        "top_k_experts": (None,),
-        "moe_intermediate_size": (None,),
-    },
+    neutral={"use_bidirectional_attention": ("vision",)},  # "vision" affects images only
     biases={"attention_bias": ATTENTION},
     form=Form(norms=FOUR, qk_norm="head", value_norm=True, layer_scale=True),
     windows="listed",
@@ -201,49 +131,15 @@ GEMMA4 = Architecture(
 GEMMA4_UNIFIED = replace(
     GEMMA4,
     models="Gemma 4 12B",
-    keys={
-        **{
-            key: value
-            for key, value in GEMMA4.keys.items()
-            if not key.endswith("per_layer_input") and "expert" not in key and "moe" not in key
-        },
-        "max_position_embeddings": 262144,
-        "sliding_window": 1024,
-    },
     key_names={"hidden_act": "hidden_activation"},
-    # Files may have Gemma 4's keys of parts that this class does not have.
-    inert=GEMMA4.inert | {"vocab_size_per_layer_input"},
-    neutral={
-        **GEMMA4.neutral,
-        "hidden_size_per_layer_input": (0, None),
-        "enable_moe_block": (False,),
-    },
     mixture=None,
     names=BOTH_SIDES,
 )
 GEMMA3N = replace(
     GEMMA4,
     models="Gemma 3n: E2B, E4B",
-    keys={
-        **{key: value for key, value in GEMMA4.keys.items() if key not in ONLY_4},
-        "vocab_size": 262400,
-        "hidden_size": 2048,
-        "intermediate_size": 16384,
-        "num_hidden_layers": 35,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32768,
-        "rope_theta": 1e6,
-        "rope_local_base_freq": 1e4,
-        "final_logit_softcapping": 30.0,
-        "num_kv_shared_layers": 15,
-        "altup_num_inputs": 4,
-        "altup_active_idx": 0,
-        "altup_correct_scale": True,
-        "laurel_rank": 64,
-        "activation_sparsity_pattern": None,
-    },
+    keys={"rope_theta": 1e6, "rope_local_base_freq": 1e4},
     key_names={"hidden_act": "hidden_activation"},
-    inert=frozenset({"altup_coef_clip", "hidden_act"}),  # keys for training only
     neutral={},
     form=Form(norms=FOUR, qk_norm="head", value_norm=True),
     not_null=("final_logit_softcapping",),

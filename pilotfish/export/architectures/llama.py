@@ -1,7 +1,4 @@
-"""Llama, and the classes that differ from Llama in a few parts.
-
-Defaults equal those of transformers' configuration classes (tests/reference/test_silent_models.py).
-"""
+"""Llama, and the classes that differ from Llama in a few parts."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 from pilotfish.export.architectures.architecture import (
     ALL,
     ATTENTION,
-    DECODER,
+    HEAD_DIM,
     MLP,
     QKV,
     Architecture,
@@ -29,17 +26,7 @@ OUT_NORMS = Names(
         "post_feedforward_layernorm": "mlp_out_norm",
     }
 )
-WINDOW = {"sliding_window": None, "layer_types": None}
-SWITCHED = {**WINDOW, "use_sliding_window": False, "max_window_layers": 28}
 BY_HEAD = Form(qk_norm="head")
-# Keys of the multi-token-prediction head, which is not exported.
-MTP = {"_num_mtp_layers", "num_nextn_predict_layers", "mtp_loss_scaling_factor", "mtp_share_layers"}
-SCALED = {
-    "embedding_multiplier": 1.0,
-    "logits_scaling": 1.0,
-    "residual_multiplier": 1.0,
-    "attention_multiplier": 1.0,
-}
 
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -67,53 +54,28 @@ def _llama4(stated: Stated) -> Mapping[str, Any]:
 
 LLAMA = Architecture(
     models="Llama 2 to 3.3, SmolLM 1 and 2, TinyLlama, Falcon 3, Yi, DeepSeek-R1-Distill-Llama",
-    keys={**DECODER, "head_dim": None, "attention_bias": False, "mlp_bias": False},
     biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
     gguf=Gguf(name="llama", interleaved=True),  # Mistral's files also have this name
 )
 MISTRAL = Architecture(
     models="Mistral 7B, Nemo, Small",
-    keys={
-        **DECODER,
-        "num_key_value_heads": 8,
-        "head_dim": None,
-        "sliding_window": 4096,
-        "layer_types": None,
-    },
     windows="all",
     gguf=Gguf(name="mistral3", interleaved=True),
 )
 QWEN2 = Architecture(
     models="Qwen 2, 2.5 and 2.5-Coder, DeepSeek-R1-Distill-Qwen",
-    keys={**DECODER, **SWITCHED, "num_key_value_heads": 32, "head_dim": None},
+    keys=HEAD_DIM,
     biases={"": QKV},
-    neutral={"attention_bias": (True,)},  # q, k and v always have biases
     windows="switched",
     gguf=Gguf(name="qwen2"),
 )
 QWEN2_VL = replace(
     QWEN2,
-    keys={
-        **{key: QWEN2.keys[key] for key in QWEN2.keys if key != "head_dim"},
-        "num_key_value_heads": 8,
-        "max_window_layers": 80,
-        "rope_theta": 1e6,
-        "rms_norm_eps": 1e-5,
-    },
-    # Keys of images, in text_config or in flat files.
-    inert=frozenset({"vision_config", "image_token_id", "video_token_id", "vision_token_id",
-                     "vision_start_token_id", "vision_end_token_id"}),
+    keys={"tie_word_embeddings": False},
     gguf=None,
 )  # fmt: skip
 QWEN3 = Architecture(
     models="Qwen 3 dense",
-    keys={
-        **DECODER,
-        **SWITCHED,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "attention_bias": False,
-    },
     form=BY_HEAD,
     biases={"attention_bias": ATTENTION},
     windows="switched",
@@ -121,7 +83,6 @@ QWEN3 = Architecture(
 )
 OLMO2 = Architecture(
     models="OLMo 2",
-    keys={**DECODER, "attention_bias": False, "rms_norm_eps": 1e-5},
     form=Form(norms=SANDWICH, qk_norm="all"),
     biases={"attention_bias": ATTENTION},
     names=OUT_NORMS,
@@ -133,41 +94,29 @@ GRANITE_GGUF = Gguf(
     neutral={"rope.scaling.finetuned": (True,)},  # llama.cpp rotates only if this is true
     interleaved=True,
 )
-GRANITE = replace(LLAMA, models="Granite 3", keys={**LLAMA.keys, **SCALED}, gguf=GRANITE_GGUF)
+GRANITE = replace(LLAMA, models="Granite 3", keys=HEAD_DIM, gguf=GRANITE_GGUF)
 
-WIDE = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5}
 RELATIVES: dict[str, Architecture] = {
     "llama": LLAMA,
     "internlm3": replace(
         LLAMA,
         models="InternLM 3",
-        keys={**LLAMA.keys, **WIDE},
-        aliases={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
-        inert=frozenset({"auto_map"}),
         vary=_internlm3,
         gguf=None,
     ),
     "iquestcoder": replace(
         LLAMA,
         models="IQuest-Coder V1",
-        keys={**LLAMA.keys, **WIDE, "num_key_value_heads": 8},
-        inert=frozenset({"auto_map", "max_window_layers", "sliding_window"}),
-        neutral={"clip_qkv": (None,), "use_sliding_window": (False,)},
         gguf=None,
     ),
     "llama4_text": replace(
         LLAMA,
         models="MobileLLM-R1 (Llama 4's text without experts)",
-        keys={**LLAMA.keys, **WIDE, "num_key_value_heads": 8, "rope_theta": 5e5,
-              "use_qk_norm": True, "layer_types": None, "moe_layers": None,
-              "no_rope_layers": None},
         key_names={"intermediate_size": "intermediate_size_mlp"},
         # Keys of experts, and of layers without rotation.
-        inert=frozenset({"intermediate_size", "num_local_experts", "num_experts_per_tok",
-                         "interleave_moe_layer_step", "output_router_logits", "attn_scale",
-                         "router_aux_loss_coef", "router_jitter_noise", "for_llm_compressor",
-                         "attention_chunk_size", "attn_temperature_tuning", "floor_scale",
-                         "no_rope_layer_interval"}),
+        unused=frozenset({"intermediate_size", "num_local_experts", "num_experts_per_tok",
+                          "interleave_moe_layer_step", "attn_scale", "attention_chunk_size",
+                          "attn_temperature_tuning", "floor_scale", "no_rope_layer_interval"}),
         form=Form(learned_qk_norm=False, qk_norm_late=True),
         vary=_llama4,
         biases={"attention_bias": ATTENTION},
@@ -178,8 +127,7 @@ RELATIVES: dict[str, Architecture] = {
     "cwm": replace(
         MISTRAL,
         models="Code World Model (CWM)",
-        keys={**MISTRAL.keys, **WIDE, "num_key_value_heads": 8, "rope_theta": 1e6,
-              "sliding_window": 8192},
+        keys={"rope_theta": 1e6},
         windows="listed",
         full_first=True,
         full_every=4,
@@ -191,13 +139,7 @@ RELATIVES: dict[str, Architecture] = {
     "ministral3": replace(
         MISTRAL,
         models="Ministral 3",
-        keys={
-            **MISTRAL.keys,
-            "head_dim": 128,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "sliding_window": None,
-        },
+        keys={"rope_theta": 1e6},
         grown_queries=True,
         rotations=("yarn",),
         rope_states=(
@@ -224,24 +166,13 @@ RELATIVES: dict[str, Architecture] = {
     "qwen3_vl_text": replace(
         QWEN3,
         models="the text of Qwen3-VL dense",
-        keys={**DECODER, "head_dim": 128, "attention_bias": False, "rope_theta": 5e5},
+        keys={"tie_word_embeddings": False},
         windows="none",
         gguf=None,
     ),
     "smollm3": Architecture(
         models="SmolLM 3",
-        keys={
-            **DECODER,
-            **SWITCHED,
-            "num_key_value_heads": 4,
-            "head_dim": None,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "no_rope_layers": None,
-            "no_rope_layer_interval": 4,
-            "rope_theta": 2e6,
-            "tie_word_embeddings": True,
-        },
+        keys=HEAD_DIM,
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
         windows="switched",
         unrotated="listed",
@@ -249,18 +180,17 @@ RELATIVES: dict[str, Architecture] = {
     ),
     "olmo": Architecture(
         models="OLMo 1",
-        keys={**DECODER, "attention_bias": False, "rms_norm_eps": 1e-5},
-        key_names={"rms_norm_eps": ""},  # always 1e-5
+        keys={"rms_norm_eps": 1e-5},
+        key_names={"rms_norm_eps": ""},
         form=Form(norm="layer", learned_norms=False),
         biases={"attention_bias": ATTENTION},
-        neutral={"clip_qkv": (None,)},
         gguf=Gguf(name="olmo", interleaved=True),
     ),
     "olmo2": OLMO2,
     "olmo3": replace(
         OLMO2,
         models="OLMo 3",
-        keys={**OLMO2.keys, "sliding_window": 4096, "layer_types": None, "rope_theta": 5e5},
+        keys={"rope_theta": 5e5},
         windows="listed",
         full_every=4,
         rope_by_type=True,
@@ -269,16 +199,7 @@ RELATIVES: dict[str, Architecture] = {
     "granite": GRANITE,
     "exaone4": Architecture(
         models="EXAONE 4 and the text of 4.5",
-        keys={
-            **DECODER,
-            "num_key_value_heads": 32,
-            "head_dim": None,
-            "rms_norm_eps": 1e-5,
-            "sliding_window": 4096,
-            "layer_types": None,
-            "sliding_window_pattern": 4,
-        },
-        inert=frozenset(MTP),
+        keys=HEAD_DIM,
         form=Form(norms=SANDWICH, qk_norm="head"),
         windows="listed",
         full_every=4,
@@ -288,28 +209,14 @@ RELATIVES: dict[str, Architecture] = {
     ),
     "ernie4_5": Architecture(
         models="ERNIE 4.5 dense",
-        keys={
-            **DECODER,
-            "num_key_value_heads": 2,
-            "head_dim": 128,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 5e5,
-            "tie_word_embeddings": True,
-            "use_bias": False,
-        },
         biases={"use_bias": ALL},
         interleaved=True,
         gguf=Gguf(name="ernie4_5"),
     ),
     "hunyuan_v1_dense": Architecture(
         models="Hunyuan dense",
-        keys={**DECODER, "head_dim": None, "rms_norm_eps": 1e-5, "attention_bias": False},
         form=Form(qk_norm="head", qk_norm_late=True),
         biases={"attention_bias": ATTENTION},
-        inert=frozenset({"eod_token_id", "add_classification_head", "cla_share_factor", "class_num",
-                         "dense_list", "norm_type", "pool_type"}),
-        echoes={"attention_head_dim": "head_dim"},
-        neutral={"use_cla": (False,), "use_qk_norm": (True,), "use_rotary_pos_emb": (True,)},
         names=Names(
             modules={
                 "self_attn.query_layernorm": "self_attn.q_norm",
@@ -320,15 +227,7 @@ RELATIVES: dict[str, Architecture] = {
     ),
     "apertus": Architecture(
         models="Apertus",
-        keys={
-            **DECODER,
-            "num_key_value_heads": None,
-            "head_dim": None,
-            "hidden_act": "xielu",
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 12e6,
-            "attention_bias": False,
-        },
+        keys={**HEAD_DIM, "rope_theta": 12e6},
         rope_default={**LLAMA3_ROPE, "rope_theta": 12e6, "factor": 8.0},
         form=Form(qk_norm="head", gated=False),
         biases={"attention_bias": ATTENTION},
@@ -341,15 +240,7 @@ RELATIVES: dict[str, Architecture] = {
     ),
     "bitnet": Architecture(
         models="BitNet b1.58, its unpacked weights",
-        keys={
-            **DECODER,
-            "num_key_value_heads": 5,
-            "head_dim": None,
-            "hidden_act": "relu2",
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 5e5,
-            "attention_bias": False,
-        },
+        keys=HEAD_DIM,
         form=Form(sub_norms=True),
         biases={"attention_bias": ATTENTION},
         names=Names(
@@ -361,36 +252,19 @@ RELATIVES: dict[str, Architecture] = {
     ),
     "seed_oss": Architecture(
         models="Seed-OSS",
-        keys={
-            **DECODER,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "attention_bias": True,
-            "attention_out_bias": False,
-            "mlp_bias": False,
-        },
         biases={"attention_bias": QKV, "attention_out_bias": ATTENTION[3:], "mlp_bias": MLP},
-        inert=frozenset({"residual_dropout"}),
         gguf=Gguf(
             name="seed_oss", modules={"post_attention_norm": "post_attention_layernorm"}
         ),
     ),
     "arcee": Architecture(
         models="AFM 4.5B",
-        keys={**LLAMA.keys, "hidden_act": "relu2", "rms_norm_eps": 1e-5},
         form=Form(gated=False),
         biases=LLAMA.biases,
         gguf=Gguf(name="arcee", interleaved=True),
     ),
     "helium": Architecture(
         models="Helium 1",
-        keys={
-            **LLAMA.keys,
-            "num_key_value_heads": 20,
-            "head_dim": 128,
-            "rms_norm_eps": 1e-8,
-            "rope_theta": 1e5,
-        },
         biases={"attention_bias": QKV, "mlp_bias": MLP},
         interleaved=True,
     ),

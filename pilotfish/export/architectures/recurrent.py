@@ -6,26 +6,18 @@ from dataclasses import replace
 
 from pilotfish.export.architectures.architecture import (
     ATTENTION,
-    DECODER,
     MLP,
     Architecture,
     Gguf,
     Mixture,
     Names,
 )
-from pilotfish.export.architectures.biased_experts import SCALED
-from pilotfish.export.architectures.experts import EVERY, GATE, SPARSE, TRAINING
+from pilotfish.export.architectures.experts import EVERY, GATE
 from pilotfish.export.model_config import Form
 
 NEXT = ("qkv", "z"), ("b", "a")
 CONV = ("conv.in_proj", "conv.conv", "conv.out_proj")
 
-EXPERTS = {
-    "num_experts": 512,
-    "num_experts_per_tok": 10,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-}
 QWEN_GGUF = Gguf(
     name="qwen35",
     tiled=True,
@@ -39,25 +31,8 @@ QWEN_GGUF = Gguf(
 )
 QWEN = Architecture(
     models="Qwen 3.5 dense",
-    keys={
-        **DECODER,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "attention_bias": False,
-        "partial_rotary_factor": 0.25,
-        "layer_types": None,
-        "full_attention_interval": 4,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
-    },
-    # Keys of the multi-token-prediction head, which is not exported.
-    inert=frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers",
-                     "mamba_ssm_dtype"}),
+    keys={"full_attention_interval": 4},
     key_names={"hidden_act": ""},  # always silu, also in the convolution
-    neutral={"attn_output_gate": (True,), "hidden_act": ("silu",)},
     form=Form(qk_norm="head", gated_attention=True),
     biases={"attention_bias": (*ATTENTION, "self_attn.gate_proj")},
     states={"linear_attention": "delta"},
@@ -71,29 +46,9 @@ QWEN = Architecture(
 RECURRENT: dict[str, Architecture] = {
     "lfm2": Architecture(
         models="LFM2, LFM2.5",
-        keys={
-            **DECODER,
-            "num_key_value_heads": 8,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-            "max_position_embeddings": 128000,
-            "tie_word_embeddings": True,
-            "tie_embedding": None,
-            "layer_types": None,
-            "full_attn_idxs": None,
-            "conv_L_cache": 3,
-            "conv_bias": False,
-            "block_ff_dim": None,
-            "block_auto_adjust_ff_dim": True,
-            "block_ffn_dim_multiplier": 1.0,
-            "block_multiple_of": 256,
-        },
-        key_names={"rms_norm_eps": "norm_eps", "hidden_act": ""},  # always silu
-        inert=frozenset({
-            "block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale",
-            "block_use_swiglu", "block_use_xavier_init", "conv_dim", "conv_dim_out",
-            "conv_use_xavier_init", "num_heads", "theta", "use_pos_enc",
-        }),
+        keys={"max_position_embeddings": 128000, "tie_embedding": None, "block_ff_dim": None,
+              "hidden_act": "silu"},
+        key_names={"rms_norm_eps": "norm_eps", "hidden_act": ""},
         form=Form(qk_norm="head"),
         biases={"conv_bias": CONV},
         states={"conv": "conv"},
@@ -116,14 +71,6 @@ RECURRENT: dict[str, Architecture] = {
     "qwen3_5_moe_text": replace(
         QWEN,
         models="Qwen 3.5 MoE",
-        keys={
-            **{key: value for key, value in QWEN.keys.items() if key != "intermediate_size"},
-            **EXPERTS,
-            "num_key_value_heads": 2,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-        },
-        inert=QWEN.inert | TRAINING,
         mixture=Mixture(normed=True, shared_gate=True),
         names=replace(
             QWEN.names,
@@ -138,15 +85,6 @@ RECURRENT: dict[str, Architecture] = {
     "qwen3_next": replace(
         QWEN,
         models="Qwen3-Next",
-        keys={
-            **QWEN.keys,
-            **EXPERTS,
-            **SPARSE,
-            "num_key_value_heads": 2,
-            "norm_topk_prob": True,
-        },
-        inert=TRAINING,
-        neutral={"hidden_act": ("silu",)},
         mixture=Mixture(shared_gate=True),
         names=Names(
             modules=GATE,
@@ -180,13 +118,8 @@ LFM2 = RECURRENT["lfm2"]
 RECURRENT["lfm2_moe"] = replace(
     LFM2,
     models="LFM2 MoE",
-    keys={
-        **{key: LFM2.keys[key] for key in LFM2.keys if not key.startswith("block_")},
-        **SCALED, "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 1792,
-        "first_k_dense_replace": 2, "use_expert_bias": True,
-    },
+    keys={"max_position_embeddings": 128000, "hidden_act": "silu", "tie_embedding": None},
     key_names={**LFM2.key_names, "first_k_dense_replace": "num_dense_layers"},
-    inert=TRAINING | LFM2.inert,
     gguf=None,
     mixture=Mixture(scores="sigmoid", epsilon=1e-6),
     names=replace(

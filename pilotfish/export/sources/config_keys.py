@@ -1,57 +1,22 @@
-"""The key names of config.json, and the keys that need not be read.
+"""The key names of config.json, and the rule for keys that were not read.
 
-The keys that need not be read come from the configuration classes of llama, mistral, qwen2, qwen3
-and opt in transformers 4.40 to 5.23, and from published checkpoints.
+transformers' class of the model is the reference. A key without effect there may have any value; a
+key with an effect must have a value without one. A key that the class does not read is foreign: it
+has no effect there either, unless the file is meant for other code.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
 
-# Keys for training, the Python interface and other tasks.
-INERT = frozenset({
-    "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache",
-    "_name_or_path", "name_or_path", "_commit_hash", "_attn_implementation_autoset",
-    "attn_implementation", "initializer_range", "attention_dropout", "hidden_dropout",
-    "resid_pdrop", "embd_pdrop", "classifier_dropout", "use_bfloat16", "torchscript",
-    "tf_legacy_loss", "return_dict", "output_hidden_states", "output_attentions", "is_decoder",
-    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
-    "decoder_start_token_id", "tokenizer_class", "prefix", "problem_type", "id2label",
-    "label2id", "num_labels", "finetuning_task", "task_specific_params", "is_llama_config",
-    "pretraining_tp",
-    "transformers.js_config", "max_sequence_length", "unsloth_version", "unsloth_fixed",
-    # Sampling settings, which do not change the model's distribution.
-    "max_length", "min_length", "max_new_tokens", "do_sample", "early_stopping", "num_beams",
-    "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "min_p",
-    "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty",
-    "encoder_repetition_penalty", "length_penalty", "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores",
-    "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
-    "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens",
-    "begin_suppress_tokens", "assistant_confidence_threshold", "assistant_lookbehind",
-    "num_assistant_tokens", "num_assistant_tokens_schedule", "target_lookbehind",
-})  # fmt: skip
-# Keys with an effect → their values that have no effect.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "is_causal": (True,),
-    "is_encoder_decoder": (False,),
-    "add_cross_attention": (False,),
-    "cross_attention_hidden_size": (None,),
-    "tie_encoder_decoder": (False,),
-    "pruned_heads": ({}, None),
-    "chunk_size_feed_forward": (0,),
-    "per_layer_config": (None,),
-    "sliding_window": (None,),
-    "use_sliding_window": (False,),
-    "layer_types": (None,),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "rope_interleaved": (False,),
-    "use_mrope": (False,),
-    "num_local_experts": (0, None),
-    "num_experts": (0, None),
-    "n_routed_experts": (0, None),
-}
+from pilotfish.export.architectures import Architecture
+from pilotfish.export.architectures.known_keys import KnownKeys
+from pilotfish.export.sources.fields import Fields, format_value
+
+# Tables whose unread keys transformers ignores.
+ROPE_TABLES = ("rope_parameters.", "rope_scaling.")
+# Bounds of what is ignored, because the manifest lists it.
+MOST_FOREIGN, LONGEST = 64, 100
 
 # Fields of `ModelConfig` → Llama's keys, for errors.
 FIELDS = {
@@ -76,3 +41,47 @@ FIELDS = {
     "experts.shared": "shared_expert_intermediate_size",
     "experts.latent": "moe_latent_size",
 }
+
+
+def find_foreign_keys(
+    fields: Fields, architecture: Architecture, ignored: Collection[str]
+) -> list[str]:
+    """Return the full names of unread keys that the model's class in transformers does not read.
+
+    ignored: full names of keys that the user chose to ignore.
+
+    Raises:
+        ExportError: if a key with an effect was not read, or if a key is foreign and the file is
+        meant for other code than transformers'.
+    """
+    known = architecture.known
+    fields.mark_read("auto_map")
+    neutral = {**{key: [default] for key, default in known.defaults.items()}, **known.others}
+    for key, values in architecture.neutral.items():
+        neutral[key] = [*neutral.get(key, ()), *values]
+    inert = {*known.without, *architecture.unused} - architecture.neutral.keys()
+    foreign = fields.unknown_keys(inert, neutral, ignored)
+    tables = [f"{key}." for key, value in fields.values.items() if isinstance(value, dict)]
+    strict = tuple(table for table in tables if table not in ROPE_TABLES)
+    if any(name.startswith(strict) or _is_odd(name) for name in foreign):
+        raise fields.unknown(foreign)
+    if foreign and (not known.classes or len(foreign) > MOST_FOREIGN):
+        raise fields.unknown(foreign)
+    if foreign and (code := _other_code(fields, known)):
+        why = f"The file is meant for other code than transformers': {code}. "
+        raise fields.unknown(foreign, why)
+    return foreign
+
+
+def _is_odd(name: str) -> bool:
+    return len(name) > LONGEST or not name.isprintable()
+
+
+def _other_code(fields: Fields, known: KnownKeys) -> str | None:
+    """Return the sign that other code than transformers' class is meant; None without one."""
+    if fields.values.get("auto_map") is not None:
+        return "it has an auto_map"
+    for name in fields.items("architectures") or ():
+        if name not in known.classes:
+            return f"architectures names {format_value(name)}"
+    return None

@@ -1,13 +1,12 @@
 """Typed access to a configuration, with a record of the keys that were read.
 
-In: a JSON object, or the metadata of a GGUF file's architecture. A model with an unread key is
-    refused, unless the key is known to have no effect. Otherwise, a model with a key that we do not
-    implement would run, but compute something else.
+In: a JSON object, or the metadata of a GGUF file's architecture. The record finds keys that we do
+    not implement: without it, such a model would run, but compute something else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pilotfish.export.export_errors import ExportError
@@ -101,18 +100,21 @@ class Fields:
         for table in self._tables.values():
             yield from table.unread_keys()
 
-    def refuse_unknown(
+    def unknown_keys(
         self,
         inert: Collection[str],
         neutral: Mapping[str, Collection[Any]],
         ignored: Collection[str],
-    ) -> None:
-        """Refuse unread keys, except keys that have no effect.
+    ) -> list[str]:
+        """Return the full names of unread keys of which nothing is known.
 
         Args:
             inert: full names of keys that never have an effect on the model's output.
             neutral: full name of a key → values with which the key has no effect.
             ignored: full names of keys that the user chose to ignore.
+
+        Raises:
+            ExportError: if a key has a value with an effect, or cannot be ignored.
         """
         unread = dict(self.unread_keys())
         for name in ignored:
@@ -126,19 +128,22 @@ class Fields:
             if name in ignored or name in inert or _is_neutral(value, neutral.get(name, ())):
                 continue
             if name in neutral:
-                accepted = " or ".join(map(repr, neutral[name]))
+                accepted = " or ".join(map(repr, neutral[name])) or "a file without the key"
                 raise self.error(
                     f"{name} is {format_value(value)}, but only {accepted} is supported"
                 )
             unknown.append(name)
-        if unknown:
-            some = [format_value(name, quoted=False) for name in unknown[:MOST_NAMED]]
-            more = f" and {len(unknown) - len(some)} more" if len(unknown) > len(some) else ""
-            raise self.error(
-                f"unknown keys: {', '.join(some)}{more}. The exported model might compute "
-                "something else. If the keys have no effect on the text, ignore them by "
-                "--ignore-key " + " --ignore-key ".join(some)
-            )
+        return unknown
+
+    def unknown(self, names: Sequence[str], why: str = "") -> ExportError:
+        """Build an error about unknown keys; `why` is a sentence before the advice."""
+        some = [format_value(name, quoted=False) for name in names[:MOST_NAMED]]
+        more = f" and {len(names) - len(some)} more" if len(names) > len(some) else ""
+        return self.error(
+            f"unknown keys: {', '.join(some)}{more}. {why}The exported model might compute "
+            "something else. If the keys have no effect on the text, ignore them by "
+            "--ignore-key " + " --ignore-key ".join(some)
+        )
 
     def error(self, problem: str) -> ExportError:
         """Build an error about this object."""

@@ -133,14 +133,18 @@ class _Translation:
         name = PRECISION_SUFFIX.sub("", self._file.path.stem)
         try:
             described = Description(values | {"model_type": self._model_type}, name, fields.where)
+            if described.foreign_keys:
+                raise fields.unknown(described.foreign_keys)
         except ExportError as error:
             raise ExportError(self._with_file_keys(str(error))) from None
         neutral = {**NEUTRAL, **self._variant.neutral}
-        fields.refuse_unknown(
+        unknown = fields.unknown_keys(
             {fields.prefix + key for key in INERT - self._variant.neutral.keys()},
             {fields.prefix + key: accepted for key, accepted in neutral.items()},
             ignored,
         )
+        if unknown:
+            raise fields.unknown(unknown)
         config = divide_frequencies(
             self._drop_absent_biases(described.config),
             self._file,

@@ -79,10 +79,17 @@ class DirectorySource:
         self._kind: Literal["directory", "hub"] = kind
         self._location = location or path.resolve().name
         self._revision = revision
-        self._ignored = list(ignored)
         self._last: tuple[tuple[str, int | None], NDArray[np.float32]] | None = None
         values = _read_config(path)
         described = describe_directory(path, self._location, ignored)
+        self._ignored = [*ignored, *described.foreign_keys]
+        if described.foreign_keys:
+            log.warning(
+                "%s: transformers' class of this model does not read the keys %s of config.json: "
+                "they are ignored",
+                self._location,
+                ", ".join(described.foreign_keys),
+            )
         self.config, self._names = described.config, described.architecture.names
         self._plus_one = described.architecture.plus_one
         self._files = _open_weights(path)

@@ -1,7 +1,7 @@
 """Read Hugging Face's config.json into a `ModelConfig`, by the table of architectures.
 
-Unsupported settings and unread keys are refused with an error that names them
-(`export.sources.config_keys`). An absent key has the default of the model's configuration class in
+Unsupported settings are refused with an error that names them; the rule for unread keys is in
+`export.sources.config_keys`. An absent key has the default of the model's configuration class in
 transformers; classes differ: num_key_value_heads is 8 for Mistral and 32 for Qwen2.
 """
 
@@ -18,7 +18,7 @@ from pilotfish.export.architectures.architecture import ACTIVATIONS
 from pilotfish.export.model_config import Activation, Form, ModelConfig
 from pilotfish.export.parts import Recurrence, Streams, TokenInputs
 from pilotfish.export.sources.class_keys import ClassKeys
-from pilotfish.export.sources.config_keys import FIELDS, INERT, NEUTRAL
+from pilotfish.export.sources.config_keys import FIELDS, find_foreign_keys
 from pilotfish.export.sources.expert_keys import read_experts
 from pilotfish.export.sources.fields import Fields, format_value
 from pilotfish.export.sources.layer_pattern import count_layers, read_pattern
@@ -54,6 +54,8 @@ class Description:
         aside: name prefixes of tensors that are not part of the model.
         config: the model's shape.
         settings: the file's names of settings, for errors about weights.
+        foreign_keys: names of the keys that are ignored, because transformers' class does not read
+        them.
 
     Raises:
         ExportError: if a setting is missing, malformed, not supported or unknown; the message names
@@ -66,9 +68,7 @@ class Description:
         fields = Fields(values, where)
         model_type = fields.get("model_type", str, "")
         architecture = self.architecture = _find(fields, model_type)
-        fields = Fields(
-            _without_echoes(_rename_keys(fields, architecture.aliases), architecture.echoes), where
-        )
+        fields = Fields(_rename_keys(fields, architecture.known.aliases), where)
         fields.mark_read("model_type")
         fields.mark_read("quantization_config")
         self.packing = _read_packing(fields, architecture)
@@ -79,9 +79,7 @@ class Description:
         self.config = _read(keys, model_type, name)
         self.aside = architecture.names.aside + _extra_layers(keys, self.config.layers)
         self.settings = FileSettings(_file_keys(keys, self.config), _switches(keys))
-        fields.refuse_unknown(
-            INERT | architecture.inert, {**NEUTRAL, **architecture.neutral}, ignored
-        )
+        self.foreign_keys = find_foreign_keys(fields, architecture, ignored)
 
 
 def _extra_layers(keys: ClassKeys, layers: int) -> tuple[str, ...]:
@@ -89,7 +87,7 @@ def _extra_layers(keys: ClassKeys, layers: int) -> tuple[str, ...]:
     if not keys.has(MTP):
         return ()
     default: int = keys.default(MTP)
-    extra, names = keys.fields.get(MTP, int, default), keys.architecture.names
+    extra, names = keys.fields.get(keys.class_key(MTP), int, default), keys.architecture.names
     last = layers + min(extra, MOST_LAYERS)
     return tuple(f"{names.body}.{names.stack}.{i}." for i in range(layers, last))
 
@@ -123,16 +121,6 @@ def _rename_keys(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:
                 "different values: remove the wrong one"
             )
     return values
-
-
-def _without_echoes(values: dict[str, Any], echoes: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values without keys that repeat another key's value."""
-    absent = object()
-    return {
-        key: value
-        for key, value in values.items()
-        if key not in echoes or value != values.get(echoes[key], absent)
-    }
 
 
 def _read_packing(fields: Fields, architecture: Architecture) -> Packing | None:
@@ -241,6 +229,8 @@ def _head_dim(keys: ClassKeys, hidden: int, heads: int) -> int:
         )
     else:
         width = hidden // heads
+        if keys.fields.values.get("head_dim") == width:
+            keys.fields.mark_read("head_dim")
     if width % 2 and keys.architecture.unrotated != "all":
         raise keys.fields.error(
             f"heads of width {width} (head_dim, else hidden_size / num_attention_heads) "

@@ -19,8 +19,8 @@ FULL, SLIDING, MOE = "full_attention", "sliding_attention", "moe"
 ALSO_FULL = {FULL, "attention"}
 # Letters in Nemotron-H's layer pattern → types of layers.
 BLOCKS = {"M": "linear_attention", "*": FULL, "-": "mlp", "E": MOE}
-# Keys that determine the layers with windows if layer_types is absent.
-PATTERNS = ("sliding_window_pattern", "_sliding_window_pattern")
+# The key that determines the layers with windows if layer_types is absent.
+PATTERN = "sliding_window_pattern"
 
 
 def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
@@ -37,7 +37,8 @@ def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
     rotated = _rotated_layers(keys, layers, kinds, window)
     ropes, dims = {}, widths_of_heads(keys, kinds, head_dim)
     if any(rotated):
-        ropes = {kind: _rope(keys, kind, dims[kind]) for kind in dict.fromkeys(kinds)}
+        every = dict.fromkeys([*kinds, FULL] if keys.architecture.rope_by_type else kinds)
+        ropes = {kind: _rope(keys, kind, dims.get(kind, head_dim)) for kind in every}
     mixed = layers_of_experts(keys, layers)
     pattern = [
         Layer(ropes[kind] if turns else None, window if kind == SLIDING else None, experts)
@@ -129,8 +130,9 @@ def _window(keys: ClassKeys) -> int | None:
     rule = keys.architecture.windows
     if rule == "none" or keys.raw("sliding_window") is None:
         return None
-    window = keys.count("sliding_window")
-    return None if rule == "switched" and not keys.flag("use_sliding_window") else window
+    if keys.has("use_sliding_window") and not keys.flag("use_sliding_window"):
+        return None
+    return keys.count("sliding_window")
 
 
 def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
@@ -170,9 +172,8 @@ def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
 
 def _pass_over_defaults(keys: ClassKeys) -> None:
     """Mark the keys that layer_types overrides as read."""
-    if keys.has("sliding_window_pattern"):
-        for key in PATTERNS:
-            keys.fields.mark_read(key)
+    if keys.has(PATTERN):
+        keys.fields.mark_read(PATTERN)
     if keys.has("max_window_layers"):
         keys.fields.mark_read("max_window_layers")
 
@@ -181,17 +182,15 @@ def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str
     """Return the types of layers by the class's rule, for a file that lists none."""
     architecture = keys.architecture
     every = architecture.full_every
-    if keys.has("sliding_window_pattern"):
-        for key in PATTERNS:
-            keys.fields.mark_read(key)
-            if key in keys.fields.values and window is not None:
-                every = keys.fields.count(key, every, null=every)
+    if keys.has(PATTERN):
+        keys.fields.mark_read(PATTERN)
+        if window is not None:
+            every = keys.fields.count(PATTERN, every, null=every)
     if architecture.windows == "switched":
-        first = keys.count("max_window_layers")
         if architecture.unrotated == "listed":  # SmolLM3: layers without rotation have the window
             windowed = [not turns for turns in _listed_rotation(keys, layers)]
         else:
-            windowed = [i >= first for i in range(layers)]
+            windowed = [i >= keys.count("max_window_layers") for i in range(layers)]
     else:
         last = 0 if architecture.full_first else 1
         windowed = [every is None or bool((i + last) % every) for i in range(layers)]

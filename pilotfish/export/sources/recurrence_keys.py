@@ -44,10 +44,12 @@ def read_recurrence(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence |
         ExportError: if the sizes contradict each other or are not supported.
     """
     if keys.has("mamba_n_heads"):
+        if any(layer.kind in SPACES for layer in pattern):
+            return _state_space(keys)
         for key in keys.architecture.keys:
             if key.startswith(("mamba_", "time_step_", "ssm_")):
                 keys.raw(key)
-        return _state_space(keys) if any(layer.kind in SPACES for layer in pattern) else None
+        return None
     if keys.has("time_step_rank"):
         return _selective(keys)
     if keys.has("conv_L_cache"):
@@ -84,10 +86,8 @@ def recurrence_file_keys(keys: ClassKeys) -> Mapping[str, str]:
     """Map fields of `Recurrence` to the keys in the file that determine them."""
     if keys.has("conv_L_cache"):
         return {"taps": "conv_L_cache"}
-    if keys.has("time_step_rank"):
-        return SELECTIVE
     if not keys.has("mamba_n_heads"):
-        return LINEAR
+        return SELECTIVE if keys.has("time_step_rank") else LINEAR
     return {field: keys.class_key(key) for field, key in SPACE.items()}
 
 
@@ -170,6 +170,7 @@ def _space(keys: ClassKeys) -> StateSpace:
 
 def _limits(keys: ClassKeys) -> tuple[float, float]:
     """Read the bounds of a step; infinity is Infinity or {"__float__": "Infinity"} in files."""
+    keys.fields.mark_read(LIMITS)
     stated = keys.fields.values.get(LIMITS, [0.0, math.inf])
     infinite = {"__float__": "Infinity"}
     numbers = [

@@ -43,6 +43,11 @@ class RopeBase(NamedTuple):
 
 
 def _default(table: Fields, base: RopeBase) -> Rope:
+    if (factor := table.get("factor", float, 1.0, null=1.0)) != 1.0:
+        raise table.error(
+            f"{table.prefix}factor is {factor}, but the table names no kind of scaling: remove the "
+            "factor, or state the rope_type"
+        )
     return Rope(_tuple(base.frequencies))
 
 

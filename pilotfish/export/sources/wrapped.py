@@ -48,7 +48,9 @@ INSIDE = (
     *((f"model.{part}.", f"model.{part}.") for part in ("embed_tokens", "layers", "norm")),
 )
 HEADS = ("lm_head.",)
-OUTER_KEYS = ("bos_token_id", "eos_token_id", "quantization_config")
+OUTER_KEYS = (
+    "bos_token_id", "eos_token_id", "quantization_config", "architectures", "auto_map",
+)  # fmt: skip
 # Wrappers that change logits as their text model does; transformers' others only apply the head.
 CHANGED_LOGITS = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "paligemma")
 
@@ -72,6 +74,8 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         )
     config = {"model_type": TEXT_TYPES[outer_type], **inner}
     config["model_type"] = RENAMED.get(config["model_type"], config["model_type"])
+    if (architecture := ARCHITECTURES.get(config["model_type"])) is not None:
+        config = {**architecture.sizes, **config}  # wrappers omit sizes that are the class's
     key = "tie_word_embeddings"
     tied = [each[key] for each in (values, inner) if key in each]
     if len(set(map(str, tied))) > 1:
