@@ -13,8 +13,9 @@ For each model_type of the tables (`export.architectures`), the data holds
 A key is without effect if no other value changes the logits of small models of the class
 (`class_trials`), and the class's code does not read it, or reads it only where it cannot matter
 (EXEMPT). "all" has what is the same in every class; its "reserved" lists the names of transformers'
-own methods and attributes. FOLDER has published config.json files, or objects with
-one under "config". A key of the old data is tested again, so the data keeps what was published.
+own methods and attributes. FILE is a published config.json, or a list of objects with one under
+"config" (default: tests/data/published.json). A key of the old data is tried again, so the data
+keeps what was published.
 """
 
 from __future__ import annotations
@@ -178,7 +179,12 @@ def classes_of(model_type: str) -> list[str]:
 
 def wrapper_classes() -> list[str]:
     """Names of transformers' classes of models that contain a text model."""
-    return sorted({name for wrapper in TEXT_TYPES for name in classes_of(wrapper)})
+    from transformers.models.auto import modeling_auto
+
+    tables = [table for name, table in vars(modeling_auto).items() if name.endswith("_NAMES")]
+    stated = [table[kind] for table in tables for kind in TEXT_TYPES if kind in table]
+    names = {name for each in stated for name in ([each] if isinstance(each, str) else each)}
+    return sorted(name for name in names if name.endswith(("LM", "Generation")))
 
 
 def published_keys(files: Iterable[Path]) -> Iterator[tuple[str, str]]:

@@ -19,16 +19,15 @@ from pilotfish.export.model_config import Form
 
 # The router of DeepSeek-V3 without groups, which most of these classes have.
 BIASED = Mixture(scores="sigmoid", biased=True, epsilon=1e-20)
-UNGROUPED = {"n_group": (1,), "topk_group": (1,)}
-ROUTED = {**UNGROUPED, "scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
+ROUTED = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
 CORRECTION = "e_score_correction_bias"
 SHARED = {f"mlp.shared_experts.{part}": f"mlp.shared_expert.{part}" for part in PARTS}
 
 BIASED_MIXTURES: dict[str, Architecture] = {
     "glm4_moe": Architecture(
         models="GLM 4.5, 4.6, 4.7",
-        keys={**HEAD_DIM, "partial_rotary_factor": 0.5, "num_nextn_predict_layers": 1},
-        key_names={"num_experts": "n_routed_experts"},
+        keys={**HEAD_DIM, "partial_rotary_factor": 0.5},
+        key_names={"num_experts": "n_routed_experts", "num_nextn_predict_layers": "num_mtp_layers"},
         neutral=ROUTED,
         vary=lambda stated: {"qk_norm": "head" if stated("use_qk_norm") else None},
         biases={"attention_bias": QKV},

@@ -59,7 +59,8 @@ def find_foreign_keys(
     neutral = {**{key: [default] for key, default in known.defaults.items()}, **known.others}
     for key, values in architecture.neutral.items():
         neutral[key] = [*neutral.get(key, ()), *values]
-    foreign = fields.unknown_keys({*known.without, *architecture.unused}, neutral, ignored)
+    inert = {*known.without, *architecture.unused} - architecture.neutral.keys()
+    foreign = fields.unknown_keys(inert, neutral, ignored)
     tables = [f"{key}." for key, value in fields.values.items() if isinstance(value, dict)]
     strict = tuple(table for table in tables if table not in ROPE_TABLES)
     if any(name.startswith(strict) or _is_odd(name) for name in foreign):

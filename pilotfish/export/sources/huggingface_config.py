@@ -87,7 +87,7 @@ def _extra_layers(keys: ClassKeys, layers: int) -> tuple[str, ...]:
     if not keys.has(MTP):
         return ()
     default: int = keys.default(MTP)
-    extra, names = keys.fields.get(MTP, int, default), keys.architecture.names
+    extra, names = keys.fields.get(keys.class_key(MTP), int, default), keys.architecture.names
     last = layers + min(extra, MOST_LAYERS)
     return tuple(f"{names.body}.{names.stack}.{i}." for i in range(layers, last))
 
