@@ -68,8 +68,8 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     if outer_type not in TEXT_TYPES:
         raise ExportError(
             f"{where}: model_type {format_value(outer_type)} with a text_config is not known "
-            "here, so the text might be computed otherwise than by the text model: if that model works alone, give "
-            "its weights with text_config as their config.json"
+            "here, so the text might be computed otherwise than by the text model: if that model "
+            "works alone, give its weights with text_config as their config.json"
         )
     config = {"model_type": TEXT_TYPES[outer_type], **inner}
     config["model_type"] = RENAMED.get(config["model_type"], config["model_type"])
