@@ -14,6 +14,7 @@ import pytest
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.sources import open_source
+from pilotfish.export.sources.gguf_file import GgufFile
 from tests.export.test_packed import SIZES, compressed
 from tests.support import packers
 from tests.support.packers import write_packed
@@ -194,3 +195,16 @@ def test_the_settings_of_one_expert_are_a_mixture(tmp_path: Path) -> None:
             weights[f"{prefix}gate.weight"] = np.zeros((1, 32), np.float32)
     path = write_directory(tmp_path / "m", config, weights=weights)
     assert export_model(str(path), tmp_path / "out").manifest.architecture == "mixtral"
+
+
+def test_a_gguf_file_without_the_axis_of_its_only_expert_has_it(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("blk.0.ffn_up_exps.weight", np.zeros((4, 32), np.float32))
+    writer.add_tensor("blk.0.ffn_up_exps.bias", np.zeros((1, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GgufFile(tmp_path / "m.gguf")
+    assert [info.shape for info in file.tensors.values()] == [(1, 4, 32), (1, 4)]
+    assert file.tensor("blk.0.ffn_up_exps.weight", 0).shape == (4, 32)

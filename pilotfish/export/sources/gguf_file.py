@@ -291,6 +291,8 @@ def _read_tensor_info(cursor: _Cursor) -> tuple[str, TensorInfo]:
     if (dimensions := cursor.integer("I")) > MAX_DIMENSIONS:
         raise ValueError(f"{name} has {dimensions} dimensions")
     shape = tuple(cursor.integer("Q") for _ in range(dimensions))[::-1]
+    if name.endswith("_exps.weight") and len(shape) == 2:
+        shape = (1, *shape)  # ggml drops an axis of length 1, here that of a single expert
     kind, start = cursor.integer("I"), cursor.integer("Q")
     block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     if not shape or min(shape) < 1 or shape[-1] % block:

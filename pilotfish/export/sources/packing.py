@@ -33,11 +33,6 @@ class Packing:
     one_less: bool = False
     float8_block: tuple[int, int] = (FLOAT8_BLOCK, FLOAT8_BLOCK)
 
-    @property
-    def blocks(self) -> bool:
-        """Whether the codes are integers, which kernels support."""
-        return self.method != "fp8"
-
 
 def read_packing(stated: Any, where: str, *, gguf: bool = True) -> Packing | None:
     """Read a `quantization_config`; None if nothing is quantised.
