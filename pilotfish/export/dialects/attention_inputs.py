@@ -8,23 +8,20 @@ import numpy as np
 
 from pilotfish.engines.backends.backend import KEY_VALUE
 from pilotfish.engines.passes import HIDDEN_FROM_VIEW
-from pilotfish.export.dialects.operators import Operators, WeightReader, shared
-from pilotfish.export.graph import Dim, GraphWriter
-from pilotfish.export.model_config import AttentionHeads, ModelConfig
+from pilotfish.export.dialects.operators import Operators, shared
+from pilotfish.export.graph import Dim
+from pilotfish.export.model_config import AttentionHeads
 from pilotfish.export.parts import Rope
 
 
 class AttentionInputs(Operators):
     """A writer of the inputs of attention other than q, k and v."""
 
-    def __init__(
-        self, graph: GraphWriter, config: ModelConfig, source: WeightReader, floats: str
-    ) -> None:
-        super().__init__(graph, config, source, floats)
-        self.tokens = graph.input("input_ids", "int64", ["T"])
-        self.positions = graph.input("position_ids", "int64", ["T"])
-        self._written: set[int] = set()  # layers with caches that this graph updates
-        self._declared: set[int] = set()  # layers with caches that are read-only inputs
+    def declare_inputs(self) -> None:
+        """Declare the packed tokens and their positions."""
+        self.tokens = self.graph.input("input_ids", "int64", ["T"])
+        self.positions = self.graph.input("position_ids", "int64", ["T"])
+        self._cached: set[int] = set()  # layers whose keys and values are values of this graph
 
     def rotary_tables(self, rope: Rope) -> tuple[str, str]:
         """Write tables of cos and sin, [context, pairs] each, once per rotary embedding."""
@@ -77,7 +74,7 @@ class AttentionInputs(Operators):
             self.graph.input(name, self.float, self._cache_shape(layer))
         for name in names[2:]:
             self.graph.output(name, self.float, self._cache_shape(layer))
-        self._written.add(layer)
+        self._cached.add(layer)
         return names[0], names[1], names[2], names[3]
 
     def cache_of(self, layer: int) -> tuple[str, str]:
@@ -86,8 +83,8 @@ class AttentionInputs(Operators):
         If the graph does not contain that layer, they are graph inputs (`export.reference`).
         """
         key, value = (f"present.{layer}.{what}" for what in KEY_VALUE)
-        if layer not in self._written | self._declared:
-            self._declared.add(layer)
+        if layer not in self._cached:
+            self._cached.add(layer)
             for name in (key, value):
                 self.graph.input(name, self.float, self._cache_shape(layer))
         return key, value

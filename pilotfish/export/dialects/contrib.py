@@ -18,16 +18,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.dialects.compact_scales import write_scales
 from pilotfish.export.dialects.dialect import MICROSOFT
 from pilotfish.export.dialects.fused_experts import INT8_ACTIVATIONS, FusedExperts
-from pilotfish.export.dialects.operators import WeightReader, shared
+from pilotfish.export.dialects.operators import shared
 from pilotfish.export.dialects.quantized_weights import write_codes
 from pilotfish.export.export_errors import ExportError
-from pilotfish.export.graph import GraphWriter, pack_nibbles
-from pilotfish.export.model_config import AttentionHeads, ModelConfig
+from pilotfish.export.graph import pack_nibbles
+from pilotfish.export.model_config import AttentionHeads
 from pilotfish.export.parts import Rope
 
 HEAD_STEP = 8  # GroupQueryAttention requires head widths that are multiples of 8
@@ -42,18 +41,19 @@ class Contrib(FusedExperts):
     contrib = True
     precisions = ("fp32", "int8", "int4", "stored")
     folds_offsets = True
+    heads_first = False
+    _sum = ""  # the last residual sum, with which the next norm is fused
 
-    def __init__(
-        self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
-    ) -> None:
+    def declare_inputs(self) -> None:
+        """Declare the lengths and the bias of GroupQueryAttention, too."""
+        config, graph = self.config, self.graph
         if config.head_dim % HEAD_STEP and len(config.recurrent) < config.layers:
             raise ExportError(
                 f"{config.name} has heads of {config.head_dim} channels, but the attention of "
                 f"the dialect {self.name} needs a multiple of {HEAD_STEP}: choose --dialect "
                 "opset24"
             )
-        super().__init__(graph, config, source, precision)
-        self._sum = ""
+        super().declare_inputs()
         self.lengths = graph.input("seqlens_k", "int32", [1])
         self.total = graph.input("total_sequence_length", "int32", [1])
         self.bias = graph.input("attention_bias", self.float, [1, 1, "T", "total"])
@@ -122,7 +122,7 @@ class Contrib(FusedExperts):
     def _read(self, layer: int, q: str) -> str:
         """Write attention to another layer's keys and values; q [T, q] → [T, q]."""
         op, kind, heads = self.graph.op, self.config.layer(layer), self.config.heads_of(layer)
-        q = self._prepare(q, f"model.layers.{layer}.self_attn.q_norm", heads, kind.rope)
+        q = self.prepare_heads(q, f"model.layers.{layer}.self_attn.q_norm", heads, kind.rope)
         by_head = op(
             "Transpose", self.reshape(q, [1, -1, heads.queries, heads.dim]), perm=[0, 2, 1, 3]
         )
@@ -151,9 +151,9 @@ class Contrib(FusedExperts):
         q, k, *values = self.split(qkv, widths[:2] if kind.tied_values else widths)
         v = self._prepare_values(values[0] if values else k, heads)
         module = f"model.layers.{layer}.self_attn"
-        q = self._prepare(q, f"{module}.q_norm", heads, rope if turns else None)
+        q = self.prepare_heads(q, f"{module}.q_norm", heads, rope if turns else None)
         keys = AttentionHeads(heads.keys, heads.keys, heads.dim)
-        k = self._prepare(k, f"{module}.k_norm", keys, rope if turns else None)
+        k = self.prepare_heads(k, f"{module}.k_norm", keys, rope if turns else None)
         if growth is not None:
             q = self.multiply(self.reshape(q, [-1, widths[0]]), self.reshape(growth, [-1, 1]))
         parts = zip((q, k, v), widths, strict=True)
@@ -169,19 +169,11 @@ class Contrib(FusedExperts):
             return v
         return self.norm_values(self.reshape(v, [-1, heads.keys, heads.dim]), heads)
 
-    def _prepare(self, x: str, norm: str, heads: AttentionHeads, rope: Rope | None) -> str:
-        """Apply norm and rotation to each head of x [T, heads · head_dim], in the form's order."""
-        form = self.config.form
-        if form.qk_norm_late and rope is not None:
-            x = self._rotate(x, heads, rope)
-        if form.qk_norm in {"head", "heads"}:
-            by_head = self.reshape(x, [-1, heads.queries, heads.dim])
-            x = self.norm_heads(by_head, norm, heads.queries, heads.dim)
-        if not form.qk_norm_late and rope is not None:
-            x = self._rotate(x, heads, rope)
-        return x
+    def norm_heads(self, x: str, name: str, heads: AttentionHeads) -> str:
+        """Apply the norm of module `name` to each head of x [T, heads · head_dim]."""
+        return super().norm_heads(self.reshape(x, [-1, heads.queries, heads.dim]), name, heads)
 
-    def _rotate(self, x: str, heads: AttentionHeads, rope: Rope) -> str:
+    def rotate(self, x: str, rope: Rope, heads: AttentionHeads) -> str:
         """Apply the rotary embedding to [T, heads · head_dim], or to [T, heads, head_dim]."""
         return self.graph.op(
             "RotaryEmbedding",

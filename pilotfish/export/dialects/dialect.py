@@ -34,6 +34,7 @@ from pilotfish.export.dialects.quantized_weights import (
 from pilotfish.export.dialects.weight_forms import WeightForms
 from pilotfish.export.graph import ELEMENT, GraphWriter
 from pilotfish.export.model_config import AttentionHeads, ModelConfig
+from pilotfish.export.parts import Rope
 from pilotfish.export.quantize import quantize_rows
 from pilotfish.export.weights import HEAD_BIAS, LAYER, XIELU, wildcard_name
 
@@ -48,26 +49,37 @@ class Dialect(AttentionInputs):
         products: names of the weights of each product that may be rounded, joined by "+" → the name
             and the width of its input.
         forms: the forms of the weights.
+        heads_first: whether q and k are [B, heads, S, head_dim] in `prepare_heads`, instead of
+            [T, heads · head_dim].
     """
 
     name: ClassVar[DialectName]
     contrib: ClassVar[bool] = False
+    heads_first: ClassVar[bool] = True
     precisions: ClassVar[Sequence[str]]
 
     def __init__(
         self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
     ) -> None:
-        floats = "float16" if precision == "fp16" else "float32"
-        super().__init__(graph, config, source, floats)
+        super().__init__(graph, config, source, precision)
         self.forms = WeightForms(source, precision)
-        self.logit_rows = graph.input("logit_rows", "int64", ["N"])
         self.products: dict[str, tuple[str, int]] = {}
+        self.declare_inputs()
+
+    def declare_inputs(self) -> None:
+        """Declare the tokens, their positions, and the rows to output."""
+        super().declare_inputs()
+        self.logit_rows = self.graph.input("logit_rows", "int64", ["N"])
 
     # --- for subclasses --------------------------------------------------------------------
 
     @abstractmethod
     def rms_norm(self, x: str, weight: str) -> str:
         """Compute x / rms(x) · weight over the last axis; `weight` is a value's name."""
+
+    @abstractmethod
+    def rotate(self, x: str, rope: Rope, heads: AttentionHeads) -> str:
+        """Apply the rotary embedding to each head of x."""
 
     @abstractmethod
     def attention(self, layer: int, qkv: str) -> str:
@@ -218,22 +230,34 @@ class Dialect(AttentionInputs):
         """Apply the form's norm of values, which has no weights, to each head of x."""
         return self.rms_norm(x, self._ones(heads.dim)) if self.config.form.value_norm else x
 
-    def norm_heads(self, x: str, name: str, heads: int, width: int, *, apart: int = 1) -> str:
-        """Apply the norm of module `name` to each head of q or k, over the last axis of x.
+    def prepare_heads(self, x: str, norm: str, heads: AttentionHeads, rope: Rope | None) -> str:
+        """Apply the norm of module `norm` and the rotation to each head of q or k, as in the form.
 
-        The heads' axis is `apart` axes before the last; this matters only if each head has weights.
+        heads: the number of heads of x, as `queries`, and their width.
         """
+        form = self.config.form
+        if form.qk_norm_late and rope is not None:
+            x = self.rotate(x, rope, heads)
+        if form.qk_norm in {"head", "heads"}:
+            x = self.norm_heads(x, norm, heads)
+        if not form.qk_norm_late and rope is not None:
+            x = self.rotate(x, rope, heads)
+        return x
+
+    def norm_heads(self, x: str, name: str, heads: AttentionHeads) -> str:
+        """Apply the norm of module `name` to each head of q or k, over the last axis of x."""
         if self.config.form.qk_norm != "heads":
-            return self.norm(x, name, width)
-        ones = self._ones(width)
-        epsilon = self.config.norm_eps
+            return self.norm(x, name, heads.dim)
+        ones = self._ones(heads.dim)
         if self.config.form.norm == "rms":
             normed = self.rms_norm(x, ones)
         else:
+            epsilon = self.config.norm_eps
             normed = self.graph.op("LayerNormalization", x, ones, axis=-1, epsilon=epsilon)
-        weight = self.read(f"{name}.weight", heads, width)
-        shape = [heads, *[1] * (apart - 1), width]
-        return self.multiply(normed, self.weight(f"{name}.weight", array=weight.reshape(shape)))
+        weight = self.read(f"{name}.weight", heads.queries, heads.dim)
+        if self.heads_first:
+            weight = weight[:, None]
+        return self.multiply(normed, self.weight(f"{name}.weight", array=weight))
 
     def activation(self, x: str, module: str) -> str:
         """Apply the model's activation to x; xielu also reads parameters of `module`."""

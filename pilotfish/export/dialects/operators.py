@@ -10,6 +10,7 @@ from typing import ClassVar, Concatenate, ParamSpec, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.graph import ELEMENT, GraphWriter
 from pilotfish.export.model_config import ModelConfig
@@ -63,10 +64,19 @@ class Operators(ABC):
     folds_offsets: ClassVar[bool] = False
 
     def __init__(
-        self, graph: GraphWriter, config: ModelConfig, source: WeightReader, floats: str
+        self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
     ) -> None:
-        self.graph, self.config, self.source, self.float = graph, config, source, floats
+        self.graph, self.config, self.source = graph, config, source
+        self.float = "float16" if precision == "fp16" else "float32"
         self.written: dict[tuple[object, ...], object] = {}  # values of `shared` methods
+
+    @abstractmethod
+    def declare_inputs(self) -> None:
+        """Declare the graph's inputs, before anything else is written.
+
+        Raises:
+            ExportError: if the dialect cannot express the model.
+        """
 
     @abstractmethod
     def quantized_linear(self, x: str, name: str, weight: Quantized) -> str:

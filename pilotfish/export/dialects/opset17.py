@@ -11,14 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.dialects.operators import WeightReader, shared
+from pilotfish.export.dialects.operators import shared
 from pilotfish.export.dialects.padded import PaddedAttention
 from pilotfish.export.dialects.pairs import update_state_by_pairs
 from pilotfish.export.export_errors import ExportError
-from pilotfish.export.graph import GraphWriter
-from pilotfish.export.model_config import ModelConfig
+from pilotfish.export.model_config import AttentionHeads
 from pilotfish.export.parts import Rope
 
 
@@ -29,11 +27,10 @@ class Opset17(PaddedAttention):
     opset = 17
     precisions = ("fp32", "fp16")
 
-    def __init__(
-        self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
-    ) -> None:
-        super().__init__(graph, config, source, precision)
-        self._cache_indices(config.kv_heads)
+    def declare_inputs(self) -> None:
+        """Compute the cells to write, too."""
+        super().declare_inputs()
+        self._cache_indices(self.config.kv_heads)
 
     @shared
     def _cache_indices(self, kv_heads: int) -> str:
@@ -89,9 +86,9 @@ class Opset17(PaddedAttention):
         cos, sin = (op("Unsqueeze", row, axis) for row in rows)
         return cos, sin
 
-    def rotate(self, x: str, rope: Rope, width: int) -> str:
-        """Apply the rotary embedding to [B, heads, S, width]."""
-        pairs, rest = len(rope.frequencies), width - 2 * len(rope.frequencies)
+    def rotate(self, x: str, rope: Rope, heads: AttentionHeads) -> str:
+        """Apply the rotary embedding to [B, heads, S, head_dim]."""
+        pairs, rest = len(rope.frequencies), heads.dim - 2 * len(rope.frequencies)
         sizes = [2 * pairs, rest] if rest else [2 * pairs]
         turning, *rest_channels = self.split(x, sizes) if rest else [x]
         return self.concat(*self._rotate_pairs(turning, rope), *rest_channels)

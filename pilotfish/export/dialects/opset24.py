@@ -7,6 +7,7 @@ from typing import ClassVar
 from pilotfish.engines.manifest import Dialect as DialectName
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.dialects.padded import PaddedAttention
+from pilotfish.export.model_config import AttentionHeads
 from pilotfish.export.parts import Rope
 
 
@@ -28,8 +29,8 @@ class Opset24(PaddedAttention):
         """Compute x · Φ(x), or its tanh approximation."""
         return self.graph.op("Gelu", x, approximate="tanh" if tanh else "none")
 
-    def rotate(self, x: str, rope: Rope, width: int) -> str:
-        """Apply the rotary embedding to [B, heads, S, width]."""
+    def rotate(self, x: str, rope: Rope, heads: AttentionHeads) -> str:
+        """Apply the rotary embedding to [B, heads, S, head_dim]."""
         turning = 2 * len(rope.frequencies)
         return self.graph.op(
             "RotaryEmbedding",
@@ -37,7 +38,7 @@ class Opset24(PaddedAttention):
             *self.rotary_tables(rope),
             self.slot_positions,
             interleaved=int(rope.interleaved),
-            rotary_embedding_dim=0 if turning == width else turning,
+            rotary_embedding_dim=0 if turning == heads.dim else turning,
         )
 
     def append(self, past: str, new: str, present: str, kv_heads: int) -> None:

@@ -18,31 +18,24 @@ from __future__ import annotations
 from abc import abstractmethod
 from functools import cached_property
 
-from pilotfish.engines.manifest import Precision
 from pilotfish.export.dialects.grouped_experts import GroupedExperts
-from pilotfish.export.dialects.operators import WeightReader, shared
-from pilotfish.export.graph import GraphWriter
-from pilotfish.export.model_config import ModelConfig
-from pilotfish.export.parts import Rope
+from pilotfish.export.dialects.operators import shared
+from pilotfish.export.model_config import AttentionHeads
 
 
 class PaddedAttention(GroupedExperts):
     """The base of dialects with several slots per run."""
 
-    def __init__(
-        self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
-    ) -> None:
-        super().__init__(graph, config, source, precision)
+    def declare_inputs(self) -> None:
+        """Declare the layout of the slots, too."""
+        super().declare_inputs()
+        graph = self.graph
         self.unpack = graph.input("unpack", "int64", ["B", "S"])
         self.pack = graph.input("pack", "int64", ["T"])
         self.write_indices = graph.input("write_indices", "int64", ["B"])
         self.mask = graph.input("attention_mask", self.float, ["B", 1, "S", "C"])
         # Positions of the unpacked tokens, [B, S].
         self.slot_positions = graph.op("Gather", self.positions, self.unpack, axis=0)
-
-    @abstractmethod
-    def rotate(self, x: str, rope: Rope, width: int) -> str:
-        """Apply the rotary embedding to [B, heads, S, width]."""
 
     @abstractmethod
     def append(self, past: str, new: str, present: str, kv_heads: int) -> None:
@@ -57,7 +50,9 @@ class PaddedAttention(GroupedExperts):
             q, key, value = self._append(rows, layer)
         else:
             q = op("Gather", rows, self._rows_of(0, heads.queries, heads.queries), axis=0)
-            q, (key, value) = self._prepare_query(q, layer), self.cache_of(source)
+            norm = f"model.layers.{layer}.self_attn.q_norm"
+            q = self.prepare_heads(q, norm, heads, self.config.layer(layer).rope)
+            key, value = self.cache_of(source)
         # Stack the queries that share a key head, so that keys are read once.
         stacked = self.reshape(q, [0, heads.keys, -1, heads.dim])
         attended = self._attend(stacked, key, value, layer)
@@ -83,37 +78,29 @@ class PaddedAttention(GroupedExperts):
         self.append(past_value, v, value, heads.keys)
         return q, key, value
 
-    def _prepare_query(self, q: str, layer: int) -> str:
-        """Apply norm and rotation to q [B, heads, S, head_dim], in a layer without keys."""
-        rope, heads = self.config.layer(layer).rope, self.config.heads_of(layer)
-        if self.config.form.qk_norm is not None:
-            q = self.norm_heads(
-                q, f"model.layers.{layer}.self_attn.q_norm", heads.queries, heads.dim, apart=2
-            )
-        return q if rope is None else self.rotate(q, rope, heads.dim)
-
     def _prepare(self, qk: str, layer: int) -> tuple[str, str]:
         """Apply norm and rotation to q and k, joined in [B, heads + kv_heads, S, head_dim].
 
         Split them.
         """
-        config, form, heads = self.config, self.config.form, self.config.heads_of(layer)
+        config, heads, rope = (
+            self.config,
+            self.config.heads_of(layer),
+            self.config.layer(layer).rope,
+        )
         rope, sizes = config.layer(layer).rope, [heads.queries, heads.keys]
-
-        def rotate(x: str) -> str:
-            return x if rope is None else self.rotate(x, rope, heads.dim)
-
-        if form.qk_norm in {None, "all"}:
-            q, k = self.split(rotate(qk), sizes, axis=1)
+        if config.form.qk_norm in {None, "all"}:
+            q, k = self.split(qk if rope is None else self.rotate(qk, rope, heads), sizes, axis=1)
         else:
-            parts = []
-            for name, x, count in zip("qk", self.split(qk, sizes, axis=1), sizes, strict=True):
-                module = f"model.layers.{layer}.self_attn.{name}_norm"
-                if form.qk_norm_late:
-                    parts.append(self.norm_heads(rotate(x), module, count, heads.dim, apart=2))
-                else:
-                    parts.append(rotate(self.norm_heads(x, module, count, heads.dim, apart=2)))
-            q, k = parts
+            q, k = (
+                self.prepare_heads(
+                    x,
+                    f"model.layers.{layer}.self_attn.{name}_norm",
+                    AttentionHeads(count, count, heads.dim),
+                    rope,
+                )
+                for name, x, count in zip("qk", self.split(qk, sizes, axis=1), sizes, strict=True)
+            )
         return (self.multiply(q, self._query_factors) if config.query_growth else q), k
 
     @cached_property

@@ -19,13 +19,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.manifest import Precision
 from pilotfish.export.blocks import Quantized
-from pilotfish.export.dialects.operators import WeightReader
 from pilotfish.export.dialects.opset24 import Opset24
 from pilotfish.export.export_errors import ExportError
-from pilotfish.export.graph import GraphWriter, pack_nibbles
-from pilotfish.export.model_config import ModelConfig
+from pilotfish.export.graph import pack_nibbles
 
 WORD = 32  # bits
 MIDDLE = 1 << (WORD - 1)  # subtracted from each word, so that it fits a signed integer
@@ -36,15 +33,14 @@ class TensorRT(Opset24):
 
     name = "tensorrt"
 
-    def __init__(
-        self, graph: GraphWriter, config: ModelConfig, source: WeightReader, precision: Precision
-    ) -> None:
-        if config.recurrent:
+    def declare_inputs(self) -> None:
+        """Refuse recurrent states, then declare the inputs of opset24."""
+        if self.config.recurrent:
             raise ExportError(
-                f"{config.name} has recurrent states, which only the CPU supports so far: choose "
-                "--dialect opset24 or contrib"
+                f"{self.config.name} has recurrent states, which only the CPU supports so far: "
+                "choose --dialect opset24 or contrib"
             )
-        super().__init__(graph, config, source, precision)
+        super().declare_inputs()
 
     def kernel_blocks(self, weight: Quantized) -> Quantized:
         """Return the same weight with positive scales and without zero points."""
