@@ -13,27 +13,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import GENAI, GENAI_NAME, Source
-from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.sources.directory_vocabulary import read_vocabulary
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_config import Description
-from pilotfish.export.sources.huggingface_tokenizer import (
-    IGNORABLE,
-    drop_tokens_beyond,
-    expect_tokens,
-    read_end_tokens,
-    read_special_tokens,
-    read_templates,
-    read_tokenizer,
-    token_ids,
-)
+from pilotfish.export.sources.huggingface_tokenizer import IGNORABLE, token_ids
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.sources.packed import PackedMatrix, join_packed
 from pilotfish.export.sources.packing import Packing
@@ -277,15 +268,18 @@ class DirectorySource:
         return stored_name(self._names, name)
 
     def _read_vocabulary(self, model: dict[str, Any]) -> tuple[Vocabulary, list[Path]]:
-        """Read the tokenizer, without special tokens that have no embedding, and its files.
+        """Read the vocabulary, without special tokens that have no embedding, and its files.
 
         model: the configuration.
         """
-        template, named = read_templates(self._path, self._ignored)
-        text, files = read_tokenizer(self._path, self._ignored)
-        templates = [template or "", *named.values()]
-        expect_tokens(self._path, text, templates)
-        text, beyond = drop_tokens_beyond(text, self.config.vocab_size, templates)
+        rows, generation = (
+            self.config.vocab_size,
+            read_object(self._path / "generation_config.json"),
+        )
+        limit = f"the embedding has only {rows} rows"
+        vocabulary, files, beyond = read_vocabulary(
+            self._path, self.config.name, rows, limit, [generation, model], self._ignored
+        )
         if beyond:
             self._left_out = [*self._left_out, *beyond]
             log.warning(
@@ -293,55 +287,11 @@ class DirectorySource:
                 self._location,
                 ", ".join(beyond),
             )
-        size, special = self._count_tokens(text), read_special_tokens(self._path, text)
-        generation = read_object(self._path / "generation_config.json")
-        begin = {"bos_token_id": token_ids(text).get(special.get("bos_token", ""))}
-        vocabulary = Vocabulary(
-            model=self.config.name,
-            tokenizer_json=text,
-            vocab_size=size,
-            bos_id=self._begin_id(size, generation, model, begin),
-            eos_ids=read_end_tokens(self._end_ids(size, generation, model), special, text),
-            chat_template=template,
-            chat_templates=named,
-            special_tokens=special,
-        )
+        if vocabulary.bos_id is None:
+            begin = (vocabulary.special_tokens or {}).get("bos_token", "")
+            ids = token_ids(vocabulary.tokenizer_json)
+            vocabulary = msgspec.structs.replace(vocabulary, bos_id=ids.get(begin))
         return vocabulary, files
-
-    def _count_tokens(self, text: str) -> int:
-        """Return the number of tokens; refuse a tokenizer with more tokens than the embedding."""
-        try:
-            size = Tokenizer.from_json(text).vocab_size
-        except ArtifactError as error:
-            raise ExportError(f"{self._path}: {error}") from None
-        if size > self.config.vocab_size:
-            raise ExportError(
-                f"{self._path}: the tokenizer has {size} tokens, but the embedding has only "
-                f"{self.config.vocab_size} rows"
-            )
-        return size
-
-    def _begin_id(self, size: int, *objects: dict[str, Any]) -> int | None:
-        """Return the id that begins a text, from the first object with a valid one."""
-        for values in objects:
-            id = values.get("bos_token_id")
-            if isinstance(id, int) and 0 <= id < size:
-                return id
-        return None
-
-    def _end_ids(self, size: int, *objects: dict[str, Any]) -> list[int]:
-        """Return the ids that end a generation, from the first object that states such ids."""
-        for values in objects:
-            stated = values.get("eos_token_id")
-            if stated is not None:
-                ids = stated if isinstance(stated, list) else [stated]
-                if all(isinstance(id, int) and 0 <= id < size for id in ids):
-                    return list(dict.fromkeys(ids))
-                raise ExportError(
-                    f"{self._path}: eos_token_id {stated!r} is not in the vocabulary of "
-                    f"{size} tokens"
-                )
-        return []
 
 
 def open_directory(
