@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import ArtifactError
-from pilotfish.engines.genai.genai_config import HIDDEN_STATES, GenaiConfig, read_genai_config
+from pilotfish.engines.genai.genai_config import HIDDEN_STATES, read_genai_config
 from pilotfish.engines.manifest import (
     GENAI,
     GENAI_NAME,
@@ -25,22 +25,13 @@ from pilotfish.engines.manifest import (
     Dimensions,
     Source,
 )
-from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.atomic import link_or_copy, replacing
 from pilotfish.export.chat_check import check_chat
 from pilotfish.export.export_errors import ExportError
-from pilotfish.export.genai_graph import GenaiGraph, read_graph
+from pilotfish.export.genai_graph import read_graph
 from pilotfish.export.manifest_writer import write_manifest
+from pilotfish.export.sources.directory_vocabulary import read_vocabulary
 from pilotfish.export.sources.hashing import hash_files
-from pilotfish.export.sources.huggingface_tokenizer import (
-    drop_tokens_beyond,
-    expect_tokens,
-    read_end_tokens,
-    read_special_tokens,
-    read_templates,
-    read_tokenizer,
-)
 from pilotfish.export.sources.source import Progress, silent
 
 log = logging.getLogger("pilotfish.export")
@@ -80,11 +71,16 @@ def copy_genai(
             graph.context,
             graph.reason,
         )
-    vocabulary, tokenizer_files, dropped = _vocabulary(folder, config, graph, ignored)
+    logits, model = graph.form.widths["logits"], config.model
+    stated = {"bos_token_id": model.bos_token_id, "eos_token_id": model.eos_token_id}
+    limit, name = f"its graph has logits of only {logits}", folder.resolve().name
+    vocabulary, tokenizer_files, dropped = read_vocabulary(
+        folder, name, logits, limit, [stated], ignored
+    )
     warnings = check_chat(vocabulary)
     with replacing(Path(out)) as directory:
-        [name, *data] = graph.files
-        targets = {name: GRAPH_NAME, GENAI_NAME: GENAI_NAME, **{each: each for each in data}}
+        [graph_name, *data] = graph.files
+        targets = {graph_name: GRAPH_NAME, GENAI_NAME: GENAI_NAME, **{each: each for each in data}}
         if len({*targets.values(), TOKENIZER_NAME, MANIFEST_NAME}) < len(targets) + 2:
             raise ExportError(
                 f"{folder}: two files of the graph would have the same name in the artifact"
@@ -121,7 +117,7 @@ def copy_genai(
                 intermediate=section.hidden_size,
                 context=graph.context,
             ),
-            padded_vocab_size=graph.form.widths["logits"],
+            padded_vocab_size=logits,
             kv_dtype=graph.form.kv_dtype,
             warnings=warnings,
             window=graph.window,
@@ -129,51 +125,3 @@ def copy_genai(
             hidden_states=HIDDEN_STATES in graph.form.widths,
         )
     return Artifact.open(out)
-
-
-def _vocabulary(
-    folder: Path, config: GenaiConfig, graph: GenaiGraph, ignored: Collection[str]
-) -> tuple[Vocabulary, list[Path], list[str]]:
-    """Read the vocabulary; return it, its files, and the tokens that the graph does not have.
-
-    Raises:
-        ExportError: if the tokenizer is unusable, or has more tokens than the graph has logits.
-    """
-    template, named = read_templates(folder, ignored)
-    templates = [template or "", *named.values()]
-    text, files = read_tokenizer(folder, ignored)
-    expect_tokens(folder, text, templates)
-    logits = graph.form.widths["logits"]
-    text, dropped = drop_tokens_beyond(text, logits, templates)
-    try:
-        size = Tokenizer.from_json(text).vocab_size
-    except ArtifactError as error:
-        raise ExportError(f"the folder's tokenizer is unusable: {error}") from None
-    if size > logits:
-        raise ExportError(
-            f"the folder's tokenizer has {size} tokens, but its graph has logits of only {logits}"
-        )
-    special = read_special_tokens(folder, text)
-    begin = config.model.bos_token_id
-    vocabulary = Vocabulary(
-        model=folder.resolve().name,
-        tokenizer_json=text,
-        vocab_size=size,
-        bos_id=begin if begin is not None and 0 <= begin < size else None,
-        eos_ids=read_end_tokens(_end_ids(folder, config, size), special, text),
-        chat_template=template,
-        chat_templates=named,
-        special_tokens=special,
-    )
-    return vocabulary, files, dropped
-
-
-def _end_ids(folder: Path, config: GenaiConfig, size: int) -> list[int]:
-    stated = config.model.eos_token_id
-    ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
-    if any(not 0 <= id < size for id in ids):
-        raise ExportError(
-            f"{folder / GENAI_NAME}: eos_token_id {stated!r} is not in the vocabulary of {size} "
-            "tokens"
-        )
-    return list(dict.fromkeys(ids))

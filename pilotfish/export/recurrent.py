@@ -101,11 +101,17 @@ def _operands(net: Dialect, dims: Recurrence, module: str, qkv: str, rates: str)
 
 def _unit_heads(net: Dialect, dims: Recurrence, x: str) -> str:
     """Scale each head of [n, keys] to length 1."""
-    op, constant = net.graph.op, net.graph.constant
     heads = net.reshape(x, [-1, dims.key_heads, dims.key_dim])
-    squares = op("ReduceSum", op("Mul", heads, heads), constant([2], "int64"), keepdims=1)
-    length = op("Sqrt", op("Add", squares, constant(L2_EPS, "float32")))
-    return net.reshape(op("Div", heads, length), [-1, dims.keys])
+    return net.reshape(divide_by_root(net, heads, L2_EPS), [-1, dims.keys])
+
+
+def divide_by_root(net: Dialect, groups: str, epsilon: float, *, width: int = 1) -> str:
+    """Divide each group [n, groups, width] by √(Σx² / width + ε), in f32."""
+    op, constant = net.graph.op, net.graph.constant
+    total = op("ReduceSum", op("Mul", groups, groups), constant([2], "int64"), keepdims=1)
+    if width > 1:
+        total = op("Mul", total, constant(1 / width, "float32"))
+    return op("Div", groups, op("Sqrt", op("Add", total, constant(epsilon, "float32"))))
 
 
 def run_recurrence(net: Dialect, dims: Recurrence, layer: int, rows: list[str]) -> str:

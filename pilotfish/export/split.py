@@ -24,6 +24,7 @@ from pilotfish.engines.manifest import (
     LLAMACPP,
     MANIFEST_NAME,
     TOKENIZER_NAME,
+    Manifest,
 )
 from pilotfish.engines.stage_range import StageRange
 from pilotfish.export.atomic import replacing
@@ -33,6 +34,16 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.mapped_file import MappedFile
 from pilotfish.export.sources.source import Progress, silent
 from pilotfish.export.stage_graphs import StageGraphs
+
+# Dialects whose graphs cannot be cut → the reason, and what to do.
+OBSTACLES = {
+    GENAI: "is a graph of ONNX Runtime GenAI, which cannot be cut: export the original checkpoint "
+    "with --dialect opset24 (or opset17)",
+    LLAMACPP: "is a GGUF file for llama.cpp, which cannot be cut: export the model with --dialect "
+    "opset24 (or opset17)",
+    "contrib": "has dialect contrib, which fuses norms with residual sums across layers: export "
+    "the model again with --dialect opset24 (or opset17)",
+}
 
 Graphs = Mapping[str, ModelProto]  # file name → graph
 
@@ -64,31 +75,8 @@ def split_artifact(
     report = progress or silent
     cuts = plan_cuts(artifact, stages, layers)
     check_head(artifact)
-    if artifact.manifest.states is not None:
-        raise ExportError(
-            f"{path} is a model with recurrent states, which stages do not support: run the "
-            "model whole"
-        )
-    if artifact.manifest.dialect == GENAI:
-        raise ExportError(
-            f"{path} is a graph of ONNX Runtime GenAI, which cannot be cut: export the "
-            "original checkpoint with --dialect opset24 (or opset17)"
-        )
-    if artifact.manifest.dialect == LLAMACPP:
-        raise ExportError(
-            f"{path} is a GGUF file for llama.cpp, which cannot be cut: export the model with "
-            "--dialect opset24 (or opset17)"
-        )
-    if artifact.manifest.shares_caches:
-        raise ExportError(
-            f"{path} has layers that read the keys and values of earlier layers, which may be "
-            "in another stage: run the model whole"
-        )
-    if artifact.manifest.dialect == "contrib":
-        raise ExportError(
-            f"{path} has dialect contrib, which fuses norms with residual sums across layers: "
-            "export the model again with --dialect opset24 (or opset17)"
-        )
+    if obstacle := _find_obstacle(artifact.manifest):
+        raise ExportError(f"{path} {obstacle}")
     with replacing(Path(out), _are_stages, open_stages) as folder:
         report("checking the artifact", 0, None)
         artifact.verify()
@@ -105,6 +93,18 @@ def split_artifact(
             manifest = msgspec.structs.replace(artifact.manifest, files=files, stage=cut)
             (directory / MANIFEST_NAME).write_bytes(manifest.encode())
     return open_stages(out)
+
+
+def _find_obstacle(manifest: Manifest) -> str | None:
+    """Return what prevents cutting the model, and what to do; None if it can be cut."""
+    if manifest.states is not None:
+        return "is a model with recurrent states, which stages do not support: run the model whole"
+    if manifest.shares_caches:
+        return (
+            "has layers that read the keys and values of earlier layers, which may be in another "
+            "stage: run the model whole"
+        )
+    return OBSTACLES.get(manifest.dialect)
 
 
 def plan_cuts(

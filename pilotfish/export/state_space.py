@@ -20,6 +20,7 @@ from pilotfish.export.recurrent import (
     ALL,
     add_skip,
     convolve,
+    divide_by_root,
     from_float32,
     prepend_earlier,
     recurrence,
@@ -95,14 +96,11 @@ def _gate_and_norm(net: Dialect, dims: Recurrence, module: str, x: str, gate: st
 
 def _group_norm(net: Dialect, dims: Recurrence, name: str, x: str) -> str:
     """Divide each group of x [T, values] by its root mean square; multiply by the weight."""
-    op, constant = net.graph.op, net.graph.constant
     width = dims.values // dims.key_heads
     groups = net.reshape(x, [-1, dims.key_heads, width])
-    squares = op("ReduceSum", op("Mul", groups, groups), constant([2], "int64"), keepdims=1)
-    mean = op("Mul", squares, constant(1 / width, "float32"))
-    root = op("Sqrt", op("Add", mean, constant(net.config.norm_eps, "float32")))
-    normed = net.reshape(op("Div", groups, root), [-1, dims.values])
-    return op("Mul", normed, write_float32(net, f"{name}.weight", dims.values))
+    normed = divide_by_root(net, groups, net.config.norm_eps, width=width)
+    weight = write_float32(net, f"{name}.weight", dims.values)
+    return net.graph.op("Mul", net.reshape(normed, [-1, dims.values]), weight)
 
 
 def _space(dims: Recurrence) -> StateSpace:

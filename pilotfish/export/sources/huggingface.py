@@ -13,9 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+<<<<<<< HEAD
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import Source
 from pilotfish.engines.tokenizer import Tokenizer
@@ -23,18 +25,16 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.fields import format_value
+=======
+from pilotfish.engines.manifest import GENAI, GENAI_NAME, Source
+from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.export.blocks import Quantized
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.sources.directory_vocabulary import read_vocabulary
+>>>>>>> record
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_config import Description
-from pilotfish.export.sources.huggingface_tokenizer import (
-    IGNORABLE,
-    drop_tokens_beyond,
-    expect_tokens,
-    read_end_tokens,
-    read_special_tokens,
-    read_templates,
-    read_tokenizer,
-    token_ids,
-)
+from pilotfish.export.sources.huggingface_tokenizer import IGNORABLE, token_ids
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.sources.packed import PackedMatrix, join_packed
 from pilotfish.export.sources.packing import Packing
@@ -286,15 +286,18 @@ class DirectorySource:
         return stored_name(self._names, name)
 
     def _read_vocabulary(self, model: dict[str, Any]) -> tuple[Vocabulary, list[Path]]:
-        """Read the tokenizer, without special tokens that have no embedding, and its files.
+        """Read the vocabulary, without special tokens that have no embedding, and its files.
 
         model: the configuration.
         """
-        template, named = read_templates(self._path, self._ignored)
-        text, files = read_tokenizer(self._path, self._ignored)
-        templates = [template or "", *named.values()]
-        expect_tokens(self._path, text, templates)
-        text, beyond = drop_tokens_beyond(text, self.config.vocab_size, templates)
+        rows, generation = (
+            self.config.vocab_size,
+            read_object(self._path / "generation_config.json"),
+        )
+        limit = f"the embedding has only {rows} rows"
+        vocabulary, files, beyond = read_vocabulary(
+            self._path, self.config.name, rows, limit, [generation, model], self._ignored
+        )
         if beyond:
             self._left_out = [*self._left_out, *beyond]
             log.warning(
@@ -302,21 +305,13 @@ class DirectorySource:
                 self._location,
                 ", ".join(beyond),
             )
-        size, special = self._count_tokens(text), read_special_tokens(self._path, text)
-        generation = read_object(self._path / "generation_config.json")
-        begin = {"bos_token_id": token_ids(text).get(special.get("bos_token", ""))}
-        vocabulary = Vocabulary(
-            model=self.config.name,
-            tokenizer_json=text,
-            vocab_size=size,
-            bos_id=self._begin_id(size, generation, model, begin),
-            eos_ids=read_end_tokens(self._end_ids(size, generation, model), special, text),
-            chat_template=template,
-            chat_templates=named,
-            special_tokens=special,
-        )
+        if vocabulary.bos_id is None:
+            begin = (vocabulary.special_tokens or {}).get("bos_token", "")
+            ids = token_ids(vocabulary.tokenizer_json)
+            vocabulary = msgspec.structs.replace(vocabulary, bos_id=ids.get(begin))
         return vocabulary, files
 
+<<<<<<< HEAD
     def _count_tokens(self, text: str) -> int:
         """Return the number of tokens; refuse a tokenizer with more tokens than the embedding."""
         try:
@@ -352,6 +347,8 @@ class DirectorySource:
                 )
         return []
 
+=======
+>>>>>>> record
 
 def open_directory(
     source: str, progress: Progress, ignored: Collection[str] = ()
