@@ -10,6 +10,7 @@ from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.sources.fields import format_value
 from pilotfish.export.sources.huggingface_tokenizer import (
     drop_tokens_beyond,
     expect_tokens,
@@ -85,6 +86,7 @@ def _end_ids(path: Path, objects: Sequence[Mapping[str, Any]], size: int) -> lis
             if all(isinstance(id, int) and 0 <= id < size for id in ids):
                 return list(dict.fromkeys(ids))
             raise ExportError(
-                f"{path}: eos_token_id {stated!r} is not in the vocabulary of {size} tokens"
+                f"{path}: eos_token_id {format_value(stated)} is not in the vocabulary of {size} "
+                "tokens"
             )
     return []

@@ -17,21 +17,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-<<<<<<< HEAD
-from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import Source
-from pilotfish.engines.tokenizer import Tokenizer
-from pilotfish.engines.vocabulary import Vocabulary
-from pilotfish.export.blocks import Quantized
-from pilotfish.export.export_errors import ExportError
-from pilotfish.export.sources.fields import format_value
-=======
-from pilotfish.engines.manifest import GENAI, GENAI_NAME, Source
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.directory_vocabulary import read_vocabulary
->>>>>>> record
 from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.huggingface_tokenizer import IGNORABLE, token_ids
@@ -311,44 +301,6 @@ class DirectorySource:
             vocabulary = msgspec.structs.replace(vocabulary, bos_id=ids.get(begin))
         return vocabulary, files
 
-<<<<<<< HEAD
-    def _count_tokens(self, text: str) -> int:
-        """Return the number of tokens; refuse a tokenizer with more tokens than the embedding."""
-        try:
-            size = Tokenizer.from_json(text).vocab_size
-        except ArtifactError as error:
-            raise ExportError(f"{self._path}: {error}") from None
-        if size > self.config.vocab_size:
-            raise ExportError(
-                f"{self._path}: the tokenizer has {size} tokens, but the embedding has only "
-                f"{self.config.vocab_size} rows"
-            )
-        return size
-
-    def _begin_id(self, size: int, *objects: dict[str, Any]) -> int | None:
-        """Return the id that begins a text, from the first object with a valid one."""
-        for values in objects:
-            id = values.get("bos_token_id")
-            if isinstance(id, int) and 0 <= id < size:
-                return id
-        return None
-
-    def _end_ids(self, size: int, *objects: dict[str, Any]) -> list[int]:
-        """Return the ids that end a generation, from the first object that states such ids."""
-        for values in objects:
-            stated = values.get("eos_token_id")
-            if stated is not None:
-                ids = stated if isinstance(stated, list) else [stated]
-                if all(isinstance(id, int) and 0 <= id < size for id in ids):
-                    return list(dict.fromkeys(ids))
-                raise ExportError(
-                    f"{self._path}: eos_token_id {format_value(stated)} is not in the vocabulary "
-                    f"of {size} tokens"
-                )
-        return []
-
-=======
->>>>>>> record
 
 def open_directory(
     source: str, progress: Progress, ignored: Collection[str] = ()
