@@ -103,6 +103,7 @@ QWEN2_VL = replace(
     # Keys of images, in text_config or in flat files.
     inert=frozenset({"vision_config", "image_token_id", "video_token_id", "vision_token_id",
                      "vision_start_token_id", "vision_end_token_id"}),
+    rope_states=("mrope_section",),
     gguf=None,
 )  # fmt: skip
 QWEN3 = Architecture(
