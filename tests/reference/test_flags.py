@@ -259,7 +259,8 @@ def test_no_key_makes_another_model_in_silence(
 
 
 # Of a multimodal checkpoint: what its text model does not read.
-PARTS = ("vision_tower", "embed_vision", "vision_model", "visual", "multi_modal_projector")
+PARTS = ("vision_tower", "embed_vision", "vision_embedder", "vision_model", "visual",
+         "multi_modal_projector")  # fmt: skip
 LEFT_OUT = tuple(f"{prefix}{part}." for prefix in ("", "model.") for part in PARTS)
 
 

@@ -72,6 +72,7 @@ QWEN2 = Architecture(
 QWEN2_VL = replace(
     QWEN2,
     keys={"tie_word_embeddings": False},
+    rope_states=("mrope_section",),
     gguf=None,
 )  # fmt: skip
 QWEN3 = Architecture(
