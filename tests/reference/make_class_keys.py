@@ -385,7 +385,9 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)
     classes = read(options.out)
-    known: dict[str, set[str]] = {kind: set(entry["without"]) for kind, entry in classes.items()}
+    known: dict[str, set[str]] = {
+        kind: {*entry["without"], *entry["others"]} for kind, entry in classes.items()
+    }
     for kind, key in published_keys(options.published):
         known.setdefault(kind, set()).add(key)
     foreign, reserved = foreign_keys(), set(reserved_names())

@@ -70,6 +70,11 @@ CLASSES: dict[str, tuple[str, Mapping[str, Any]]] = {
     "qwen2_moe-plain-layer": ("qwen2_moe", SHARED | {"mlp_only_layers": [0]}),
     "qwen3_moe": ("qwen3_moe", NARROW | {"head_dim": 32, "norm_topk_prob": True}),
     "qwen3_moe-every-second": ("qwen3_moe", NARROW | {"decoder_sparse_step": 2}),
+    "qwen2_moe-window": (
+        "qwen2_moe",
+        SHARED | {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    ),
+    "qwen3_moe-window": ("qwen3_moe", NARROW | {"use_sliding_window": True, "sliding_window": 16}),
     "olmoe": ("olmoe", TOTAL),
     "granitemoe": ("granitemoe", GRANITE),
     "granitemoeshared": ("granitemoeshared", GRANITE | {"shared_intermediate_size": 64}),
