@@ -6,7 +6,6 @@ To add one, add an entry to a module's table. `known_keys` adds the keys and def
 from __future__ import annotations
 
 from pilotfish.export.architectures.architecture import Architecture, Gguf, Names
-from pilotfish.export.architectures.biased_experts import BIASED_MIXTURES
 from pilotfish.export.architectures.experts import MIXTURES
 from pilotfish.export.architectures.gemma import GEMMAS
 from pilotfish.export.architectures.known_keys import load_known_keys
@@ -24,7 +23,6 @@ _TABLES: dict[str, Architecture] = {
     **VARIANTS,
     **OLDER,
     **MIXTURES,
-    **BIASED_MIXTURES,
     **RECURRENT,
     **STATE_SPACES,
 }

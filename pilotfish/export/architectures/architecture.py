@@ -14,6 +14,16 @@ from pilotfish.export.architectures.known_keys import KnownKeys
 from pilotfish.export.model_config import Activation, Form, Kind
 
 LLAMA_FORM = Form()
+ATTENTION = tuple(f"self_attn.{part}_proj" for part in "qkvo")
+QKV = ATTENTION[:3]
+MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+ALL = ATTENTION + MLP
+# The boolean keys of most classes → modules that have a bias if the key is true.
+BIASES: Mapping[str, tuple[str, ...]] = {
+    "attention_bias": ATTENTION,
+    "mlp_bias": MLP,
+    "use_bias": ALL,
+}
 
 
 class Stated(Protocol):
@@ -139,15 +149,13 @@ class Architecture:
         unused: keys with an effect only on layers that models of this entry do not have.
         form: parts of the layers.
         vary: function that returns changes of `form`, given the keys' values.
-        biases: boolean key → modules that have a bias if the key is true; key "" = always.
+        biases: boolean key → modules that have a bias if the key is true; key "" = always. Keys
+        that the class does not have are left out.
         windows: layers with the sliding window: none; all; by layer_types ("listed"); or, if
         use_sliding_window is true, by layer_types or from max_window_layers on ("switched").
         full_every: n: if layer_types is absent, every n-th layer has no window.
         full_first: whether these are layers 0, n, 2n …, instead of n − 1, 2n − 1 ….
         full_last: whether the last layer never has a window.
-        shares_kv: whether the last layers may read the keys and values of earlier layers
-            (`num_kv_shared_layers`).
-        global_heads: whether layers without a window have another number and width of heads.
         score_scale: factor by which q · k is multiplied; None = a key or the heads' width
             determines it.
         unrotated: layers without rotation: none; all; by no_rope_layers ("listed"); or, in models
@@ -164,8 +172,6 @@ class Architecture:
         rope_default: rotary parameters for a file that states none; with `rope_by_type`, one table
             per type. None = no scaling.
         mixture: properties of the mixtures of experts; None if there are none.
-        grown_queries: whether queries are multiplied by a factor that grows with the position
-        (Ministral 3).
         interleaved: whether neighbouring channels are rotated as a pair.
         embed_root: whether embeddings are multiplied by √hidden.
         plus_one: whether norms multiply by 1 + weight.
@@ -182,13 +188,11 @@ class Architecture:
     unused: frozenset[str] = frozenset()
     form: Form = LLAMA_FORM
     vary: Callable[[Stated], Mapping[str, Any]] | None = None
-    biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    biases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: BIASES)
     windows: Literal["none", "all", "listed", "switched"] = "none"
     full_every: int | None = None
     full_first: bool = False
     full_last: bool = False
-    shares_kv: bool = False
-    global_heads: bool = False
     score_scale: float | None = None
     unrotated: Literal["none", "all", "listed", "full"] = "none"
     states: Mapping[str, Kind] = field(default_factory=dict)
@@ -201,7 +205,6 @@ class Architecture:
     rope_default: Mapping[str, Any] | None = None
     mixture: Mixture | None = None
     with_experts: Architecture | None = None
-    grown_queries: bool = False
     interleaved: bool = False
     embed_root: bool = False
     plus_one: bool = False
@@ -215,6 +218,11 @@ class Architecture:
         defaults = self.known.defaults
         return {key: defaults[key] for key in SIZES if key in defaults}
 
+    @property
+    def global_heads(self) -> bool:
+        """Whether layers without a window have another number and width of heads (Gemma 4)."""
+        return "global_head_dim" in self.keys
+
     def with_keys(self, known: KnownKeys) -> Architecture:
         """Add the class's keys, under Llama's names, to the keys of this entry."""
         names = {theirs: ours for ours, theirs in self.key_names.items()}
@@ -226,10 +234,12 @@ class Architecture:
         if self.windows != "none" and "layer_types" in known.others:
             keys["layer_types"] = None
         keys |= {key: REQUIRED for key in SIZES if keys.get(key) is not None}
+        keys |= self.keys
         experts = self.with_experts
         return replace(
             self,
-            keys={**keys, **self.keys},
+            keys=keys,
+            biases={key: self.biases[key] for key in self.biases if key == "" or key in keys},
             known=known,
             with_experts=experts.with_keys(known) if experts else None,
         )
@@ -238,11 +248,20 @@ class Architecture:
 REQUIRED = object()
 """Default of a key that a file must state."""
 
-ATTENTION = tuple(f"self_attn.{part}_proj" for part in "qkvo")
-QKV = ATTENTION[:3]
-MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-ALL = ATTENTION + MLP
 GATE_UP = {"mlp.gate_up_proj": MLP[:2]}
+
+
+def stack_experts(gate_up: str, down: str, kind: str = "weight") -> dict[str, tuple[str, ...]]:
+    """Return `Names.stacked` for two tensors: gate and up of each expert, and down."""
+    gate, up, last = (f"mlp.experts.*.{name[4:]}.{kind}" for name in MLP)
+    return {gate_up: (gate, up), down: (last,)}
+
+
+def number_parts(theirs: str, ours: str) -> dict[str, str]:
+    """Return `Names.modules` for a feed-forward part with the modules w1 (gate), w2, w3 (up)."""
+    parts = (f"{ours}.{part}_proj" for part in ("gate", "down", "up"))
+    return {f"{theirs}.w{i}": part for i, part in enumerate(parts, 1)}
+
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",

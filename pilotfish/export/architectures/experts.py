@@ -11,11 +11,14 @@ from dataclasses import replace
 from pilotfish.export.architectures.architecture import (
     ATTENTION,
     HEAD_DIM,
+    MLP,
     QKV,
     Architecture,
     Gguf,
     Mixture,
     Names,
+    number_parts,
+    stack_experts,
 )
 from pilotfish.export.architectures.llama import GRANITE_GGUF
 from pilotfish.export.model_config import Form
@@ -24,24 +27,25 @@ NORMED = Mixture(normed=True)
 GATE = {"mlp.gate": "mlp.router"}
 PARTS = ("gate_proj", "up_proj", "down_proj")
 EVERY = tuple(f"mlp.experts.*.{part}" for part in PARTS)
+SHARED_EXPERT = tuple(f"mlp.shared_expert.{part}" for part in PARTS)
+SHARED = {f"mlp.shared_experts.{name[18:]}": name for name in SHARED_EXPERT}
 
-
+# The router of DeepSeek-V3 without groups, which most classes with a bias have. The bias is a
+# tensor of the checkpoint; it changes which experts are chosen, and not their weights.
+BIASED = Mixture(scores="sigmoid", biased=True, epsilon=1e-20)
+ROUTED = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
+CORRECTION = "e_score_correction_bias"
 LOCAL = {"num_experts": "num_local_experts"}
 
 GRANITE_MOE = Architecture(
     models="Granite 3 MoE",
     key_names=LOCAL,
-    biases={"attention_bias": ATTENTION},
     mixture=NORMED,
     names=Names(
         modules={"block_sparse_moe.router.layer": "mlp.router"},
-        stacked={
-            "block_sparse_moe.input_linear.weight": (
-                "mlp.experts.*.gate_proj.weight",
-                "mlp.experts.*.up_proj.weight",
-            ),
-            "block_sparse_moe.output_linear.weight": ("mlp.experts.*.down_proj.weight",),
-        },
+        stacked=stack_experts(
+            "block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"
+        ),
     ),
     gguf=replace(GRANITE_GGUF, name="granitemoe"),
 )
@@ -50,14 +54,9 @@ WITH_SHARED = replace(
     GRANITE_MOE.names,
     modules={
         **GRANITE_MOE.names.modules,
-        "shared_mlp.output_linear": "mlp.shared_expert.down_proj",
+        "shared_mlp.output_linear": SHARED_EXPERT[2],
     },
-    fused={
-        "shared_mlp.input_linear": (
-            "mlp.shared_expert.gate_proj",
-            "mlp.shared_expert.up_proj",
-        )
-    },
+    fused={"shared_mlp.input_linear": SHARED_EXPERT[:2]},
 )
 MIXTURES: dict[str, Architecture] = {
     "mixtral": Architecture(
@@ -68,10 +67,7 @@ MIXTURES: dict[str, Architecture] = {
         names=Names(
             modules={
                 "block_sparse_moe.gate": "mlp.router",
-                **{
-                    f"block_sparse_moe.experts.*.w{i}": f"mlp.experts.*.{part}_proj"
-                    for i, part in ((1, "gate"), (2, "down"), (3, "up"))
-                },
+                **number_parts("block_sparse_moe.experts.*", "mlp.experts.*"),
             }
         ),
         gguf=Gguf(name="llama", when="expert_count", interleaved=True),
@@ -88,7 +84,6 @@ MIXTURES: dict[str, Architecture] = {
         models="Qwen 3 MoE",
         keys=HEAD_DIM,
         form=Form(qk_norm="head"),
-        biases={"attention_bias": ATTENTION},
         windows="all",
         mixture=Mixture(),
         names=Names(modules=GATE),
@@ -97,7 +92,6 @@ MIXTURES: dict[str, Architecture] = {
     "olmoe": Architecture(
         models="OLMoE",
         form=Form(qk_norm="all"),
-        biases={"attention_bias": ATTENTION},
         mixture=Mixture(),
         names=Names(modules=GATE),
         gguf=Gguf(name="olmoe"),
@@ -129,15 +123,59 @@ MIXTURES: dict[str, Architecture] = {
         mixture=Mixture(normed=True, lift=1.0),
         names=Names(
             stacked={
-                f"mlp.experts.{stored}{mark}": tuple(
-                    f"mlp.experts.*.{part}.{kind}" for part in parts
-                )
-                for stored, parts in (("gate_up_proj", PARTS[:2]), ("down_proj", PARTS[2:]))
-                for mark, kind in (("", "weight"), ("_bias", "bias"))
+                **stack_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+                **stack_experts(
+                    "mlp.experts.gate_up_proj_bias", "mlp.experts.down_proj_bias", "bias"
+                ),
             },
             columns=True,
             alternating=True,
         ),
         gguf=Gguf(name="gpt-oss", modules={"post_attention_norm": "post_attention_layernorm"}),
     ),
-}
+    "glm4_moe": Architecture(
+        models="GLM 4.5, 4.6, 4.7",
+        keys={**HEAD_DIM, "partial_rotary_factor": 0.5},
+        key_names={"num_experts": "n_routed_experts", "num_nextn_predict_layers": "num_mtp_layers"},
+        neutral=ROUTED,
+        vary=lambda stated: {"qk_norm": "head" if stated("use_qk_norm") else None},
+        biases={"attention_bias": QKV},
+        mixture=BIASED,
+        names=Names(
+            modules={**GATE, **SHARED}, tensors={f"mlp.gate.{CORRECTION}": "mlp.expert_bias"},
+        ),
+    ),
+    "ernie4_5_moe": Architecture(
+        models="ERNIE 4.5 MoE",
+        keys=HEAD_DIM,
+        key_names={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k",
+                   "n_shared_experts": "moe_num_shared_experts",
+                   "first_k_dense_replace": "moe_layer_start_index",
+                   "decoder_sparse_step": "moe_layer_interval"},
+        neutral={"moe_gate_act": (None, "softmax")},
+        biases={"use_bias": (*ATTENTION, *MLP, *SHARED_EXPERT, "lm_head")},
+        mixture=Mixture(normed=True, biased=True),
+        interleaved=True,
+        names=Names(
+            modules={**GATE, **SHARED},
+            tensors={f"mlp.moe_statics.{CORRECTION}": "mlp.expert_bias"},
+            aside=("model.mtp_",),  # the multi-token-prediction head
+        ),
+    ),
+    "exaone_moe": Architecture(
+        models="K-EXAONE",
+        keys={**HEAD_DIM, "sliding_window_pattern": 4},
+        key_names={"n_shared_experts": "num_shared_experts"},
+        neutral=ROUTED,
+        form=Form(qk_norm="head"),
+        windows="listed",
+        full_every=4,
+        unrotated="full",
+        mixture=BIASED,
+        names=Names(
+            modules={**GATE, **SHARED},
+            tensors={f"mlp.{gate}{CORRECTION}": "mlp.expert_bias" for gate in ("gate.", "")},
+            aside=("mtp.",),  # the multi-token-prediction head
+        ),
+    ),
+}  # fmt: skip

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 from pilotfish.export.architectures.architecture import (
-    ATTENTION,
     Architecture,
     Gguf,
     Mixture,
     Names,
+    stack_experts,
 )
 from pilotfish.export.model_config import Form
 
@@ -43,7 +43,6 @@ def _derive_score_scale(largest: int) -> Callable[[Mapping[str, Any]], Mapping[s
 
 GEMMA = Architecture(
     models="Gemma 1",
-    biases={"attention_bias": ATTENTION},
     activations={"gelu": "gelu_tanh"},  # the first Gemma files state gelu, but mean gelu_tanh
     neutral={"use_bidirectional_attention": (False,)},
     embed_root=True,
@@ -81,13 +80,10 @@ GEMMA4 = Architecture(
     keys={"rope_theta": 1e6, "global_head_dim": 512, "num_global_key_value_heads": None},
     key_names={"hidden_act": "hidden_activation", "num_experts_per_tok": "top_k_experts"},
     neutral={"use_bidirectional_attention": ("vision",)},  # "vision" affects images only
-    biases={"attention_bias": ATTENTION},
     form=Form(norms=FOUR, qk_norm="head", value_norm=True, layer_scale=True),
     windows="listed",
     full_every=6,
     full_last=True,
-    shares_kv=True,
-    global_heads=True,
     score_scale=1.0,
     rope_by_type=True,
     rotations=("default", "proportional", "linear"),
@@ -114,13 +110,7 @@ GEMMA4 = Architecture(
             "router.scale": "mlp.router_norm.weight",
             "router.per_expert_scale": "mlp.router_scale",
         },
-        stacked={
-            "experts.gate_up_proj": (
-                "mlp.experts.*.gate_proj.weight",
-                "mlp.experts.*.up_proj.weight",
-            ),
-            "experts.down_proj": ("mlp.experts.*.down_proj.weight",),
-        },
+        stacked=stack_experts("experts.gate_up_proj", "experts.down_proj"),
     ),
     gguf=Gguf(
         name="gemma4",
@@ -145,7 +135,6 @@ GEMMA3N = replace(
     not_null=("final_logit_softcapping",),
     full_every=5,
     full_last=False,
-    global_heads=False,
     rotations=("default", "linear"),
     rope_states=(),
     rope_default=None,

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from pilotfish.export.architectures.architecture import (
-    ALL,
     ATTENTION,
     HEAD_DIM,
     MLP,
@@ -54,7 +53,6 @@ def _llama4(stated: Stated) -> Mapping[str, Any]:
 
 LLAMA = Architecture(
     models="Llama 2 to 3.3, SmolLM 1 and 2, TinyLlama, Falcon 3, Yi, DeepSeek-R1-Distill-Llama",
-    biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
     gguf=Gguf(name="llama", interleaved=True),  # Mistral's files also have this name
 )
 MISTRAL = Architecture(
@@ -78,14 +76,12 @@ QWEN2_VL = replace(
 QWEN3 = Architecture(
     models="Qwen 3 dense",
     form=BY_HEAD,
-    biases={"attention_bias": ATTENTION},
     windows="switched",
     gguf=Gguf(name="qwen3"),
 )
 OLMO2 = Architecture(
     models="OLMo 2",
     form=Form(norms=SANDWICH, qk_norm="all"),
-    biases={"attention_bias": ATTENTION},
     names=OUT_NORMS,
     gguf=Gguf(name="olmo2"),
 )
@@ -120,7 +116,6 @@ RELATIVES: dict[str, Architecture] = {
                           "attn_temperature_tuning", "floor_scale", "no_rope_layer_interval"}),
         form=Form(learned_qk_norm=False, qk_norm_late=True),
         vary=_llama4,
-        biases={"attention_bias": ATTENTION},
         interleaved=True,
         names=Names(modules={f"feed_forward.{name[4:]}": name for name in MLP}),
         gguf=None,
@@ -141,7 +136,6 @@ RELATIVES: dict[str, Architecture] = {
         MISTRAL,
         models="Ministral 3",
         keys={"rope_theta": 1e6},
-        grown_queries=True,
         rotations=("yarn",),
         rope_states=(
             "rope_theta",
@@ -174,7 +168,6 @@ RELATIVES: dict[str, Architecture] = {
     "smollm3": Architecture(
         models="SmolLM 3",
         keys=HEAD_DIM,
-        biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
         windows="switched",
         unrotated="listed",
         gguf=Gguf(name="smollm3", interleaved=True),
@@ -184,7 +177,6 @@ RELATIVES: dict[str, Architecture] = {
         keys={"rms_norm_eps": 1e-5},
         key_names={"rms_norm_eps": ""},
         form=Form(norm="layer", learned_norms=False),
-        biases={"attention_bias": ATTENTION},
         gguf=Gguf(name="olmo", interleaved=True),
     ),
     "olmo2": OLMO2,
@@ -210,14 +202,12 @@ RELATIVES: dict[str, Architecture] = {
     ),
     "ernie4_5": Architecture(
         models="ERNIE 4.5 dense",
-        biases={"use_bias": ALL},
         interleaved=True,
         gguf=Gguf(name="ernie4_5"),
     ),
     "hunyuan_v1_dense": Architecture(
         models="Hunyuan dense",
         form=Form(qk_norm="head", qk_norm_late=True),
-        biases={"attention_bias": ATTENTION},
         names=Names(
             modules={
                 "self_attn.query_layernorm": "self_attn.q_norm",
@@ -231,7 +221,6 @@ RELATIVES: dict[str, Architecture] = {
         keys={**HEAD_DIM, "rope_theta": 12e6},
         rope_default={**LLAMA3_ROPE, "rope_theta": 12e6, "factor": 8.0},
         form=Form(qk_norm="head", gated=False),
-        biases={"attention_bias": ATTENTION},
         names=Names(
             modules={
                 "attention_layernorm": "input_layernorm",
@@ -243,7 +232,6 @@ RELATIVES: dict[str, Architecture] = {
         models="BitNet b1.58, its unpacked weights",
         keys=HEAD_DIM,
         form=Form(sub_norms=True),
-        biases={"attention_bias": ATTENTION},
         names=Names(
             modules={
                 "self_attn.attn_sub_norm": "self_attn.sub_norm",
@@ -261,7 +249,6 @@ RELATIVES: dict[str, Architecture] = {
     "arcee": Architecture(
         models="AFM 4.5B",
         form=Form(gated=False),
-        biases=LLAMA.biases,
         gguf=Gguf(name="arcee", interleaved=True),
     ),
     "helium": Architecture(

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pilotfish.export.architectures.architecture import (
-    ALL,
     ATTENTION,
     GATE_UP,
     MLP,
@@ -35,7 +34,6 @@ COHERE = Architecture(
     key_names=LAYER_EPS,
     form=Form(norm="layer", norms=ONE_NORM, parallel=True),
     vary=lambda stated: {"qk_norm": "heads"} if stated("use_qk_norm") else {},
-    biases={"attention_bias": ATTENTION},
     interleaved=True,
     gguf=Gguf(name="command-r", tensors={"use_qk_norm": "self_attn.q_norm.weight"}),
 )
@@ -104,7 +102,6 @@ VARIANTS: dict[str, Architecture] = {
         models="Nemotron mini, Minitron",
         key_names={"rms_norm_eps": "norm_eps"},
         form=Form(norm="layer", norm_bias=True, gated=False),
-        biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
         plus_one=True,
         gguf=Gguf(name="nemotron"),
     ),
@@ -112,7 +109,6 @@ VARIANTS: dict[str, Architecture] = {
         models="StarCoder 2",
         key_names={"rms_norm_eps": "norm_epsilon"},
         form=Form(norm="layer", norm_bias=True, gated=False),
-        biases={"use_bias": ALL},
         windows="all",
         names=Names(modules={"mlp.c_fc": "mlp.up_proj", "mlp.c_proj": "mlp.down_proj"}),
         gguf=Gguf(name="starcoder2"),

@@ -6,24 +6,26 @@ from dataclasses import replace
 
 from pilotfish.export.architectures.architecture import (
     ATTENTION,
-    MLP,
     Architecture,
     Gguf,
     Mixture,
     Names,
+    number_parts,
+    stack_experts,
 )
-from pilotfish.export.architectures.experts import EVERY, GATE
+from pilotfish.export.architectures.experts import GATE
 from pilotfish.export.model_config import Form
 
-NEXT = ("qkv", "z"), ("b", "a")
+QKVZ = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")
+BA = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
 CONV = ("conv.in_proj", "conv.conv", "conv.out_proj")
 
 QWEN_GGUF = Gguf(
     name="qwen35",
     tiled=True,
     modules={
-        "attn_qkv": "linear_attn.in_proj_qkv",
-        "attn_gate": "linear_attn.in_proj_z",
+        "attn_qkv": QKVZ[0],
+        "attn_gate": QKVZ[1],
         "post_attention_norm": "post_attention_layernorm",
     },
     fused={"attn_q": ("self_attn.q_proj", "self_attn.gate_proj")},
@@ -57,9 +59,7 @@ RECURRENT: dict[str, Architecture] = {
             modules={
                 "operator_norm": "input_layernorm",
                 "ffn_norm": "post_attention_layernorm",
-                "feed_forward.w1": MLP[0],
-                "feed_forward.w3": MLP[1],
-                "feed_forward.w2": MLP[2],
+                **number_parts("feed_forward", "mlp"),
                 "self_attn.out_proj": "self_attn.o_proj",
                 "self_attn.q_layernorm": "self_attn.q_norm",
                 "self_attn.k_layernorm": "self_attn.k_norm",
@@ -75,10 +75,7 @@ RECURRENT: dict[str, Architecture] = {
         names=replace(
             QWEN.names,
             modules=GATE,
-            stacked={
-                "mlp.experts.gate_up_proj": tuple(f"{name}.weight" for name in EVERY[:2]),
-                "mlp.experts.down_proj": (f"{EVERY[2]}.weight",),
-            },
+            stacked=stack_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
         ),
         gguf=replace(QWEN_GGUF, name="qwen35moe"),
     ),
@@ -90,12 +87,8 @@ RECURRENT: dict[str, Architecture] = {
             modules=GATE,
             fused={
                 **QWEN.names.fused,
-                **{
-                    f"linear_attn.in_proj_{''.join(parts)}": tuple(
-                        f"linear_attn.in_proj_{part}" for part in parts
-                    )
-                    for parts in NEXT
-                },
+                "linear_attn.in_proj_qkvz": QKVZ,
+                "linear_attn.in_proj_ba": BA,
             },
             by_head=True,
             aside=("mtp.",),  # the multi-token-prediction head
@@ -107,8 +100,8 @@ RECURRENT: dict[str, Architecture] = {
             tiled=False,
             fused={
                 **QWEN_GGUF.fused,
-                "ssm_in": ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z"),  # older files
-                "ssm_ba": ("linear_attn.in_proj_b", "linear_attn.in_proj_a"),
+                "ssm_in": QKVZ,  # older files
+                "ssm_ba": BA,
             },
         ),
     ),
@@ -133,8 +126,7 @@ RECURRENT["lfm2_moe"] = replace(
         modules={
             **LFM2.names.modules,
             "feed_forward.gate": "mlp.router",
-            **{f"feed_forward.experts.*.w{i}": f"mlp.experts.*.{part}_proj"
-               for i, part in ((1, "gate"), (2, "down"), (3, "up"))},
+            **number_parts("feed_forward.experts.*", "mlp.experts.*"),
         },
         tensors={"feed_forward.expert_bias": "mlp.expert_bias"},
     ),

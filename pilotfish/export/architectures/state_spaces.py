@@ -7,17 +7,19 @@ from dataclasses import replace
 
 from pilotfish.export.architectures.architecture import (
     ATTENTION,
+    BIASES,
     HEAD_DIM,
     MLP,
     Architecture,
     Names,
 )
-from pilotfish.export.architectures.biased_experts import (
+from pilotfish.export.architectures.experts import (
     BIASED,
     CORRECTION,
-    SHARED,
+    GRANITE_MOE,
+    SHARED_EXPERT,
+    WITH_SHARED,
 )
-from pilotfish.export.architectures.experts import GRANITE_MOE, WITH_SHARED
 from pilotfish.export.architectures.llama import GRANITE
 from pilotfish.export.model_config import Form, Kind
 
@@ -28,11 +30,20 @@ MIXTURE = frozenset({
     "n_routed_experts", "moe_intermediate_size", "moe_latent_size", "num_experts_per_tok",
     "moe_shared_expert_intermediate_size", "routed_scaling_factor", "norm_topk_prob",
 })  # fmt: skip
+# Granite's keys → Mamba-2's and Nemotron-H's.
+SPACE_KEYS = {
+    "rms_norm_eps": "layer_norm_epsilon",
+    "mamba_n_groups": "n_groups",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_conv_bias": "use_conv_bias",
+    "mamba_proj_bias": "use_bias",
+}
 BLOCK = {"norm": "input_layernorm", "mixer": "mamba"} | {
     f"mixer.{part}": f"mamba.{part}"
     for part in ("in_proj", "out_proj", "conv1d", "norm", "x_proj", "dt_proj")
 }
 EXPERT_MODULES = ("", ""), ("experts.*.", "experts.*."), ("shared_experts.", "shared_expert.")
+SPACE_BIASES = {"mamba_conv_bias": (CONV,), "mamba_proj_bias": PROJECTIONS}
 LATENT = ("mlp.latent_in", "mlp.latent_out")
 
 FED = Names(
@@ -48,11 +59,7 @@ GRANITE_HYBRID = replace(
     models="Granite 4 (models without Mamba also read trees and can be cut into stages)",
     gguf=None,
     key_names={"intermediate_size": "shared_intermediate_size"},
-    biases={
-        "attention_bias": ATTENTION,
-        "mamba_conv_bias": (CONV,),
-        "mamba_proj_bias": PROJECTIONS,
-    },
+    biases={**BIASES, **SPACE_BIASES},
     neutral={"num_local_experts": (0,)},
     unused=frozenset({"intermediate_size", "num_experts_per_tok"}),
     unrotated="listed",
@@ -96,12 +103,7 @@ STATE_SPACES: dict[str, Architecture] = {
     "bamba": Architecture(
         models="Bamba",
         keys={"partial_rotary_factor": 0.5},
-        biases={
-            "attention_bias": ATTENTION,
-            "mlp_bias": MLP,
-            "mamba_conv_bias": (CONV,),
-            "mamba_proj_bias": PROJECTIONS,
-        },
+        biases={**BIASES, **SPACE_BIASES},
         states=LINEAR,
         names=FED,
     ),
@@ -110,9 +112,8 @@ STATE_SPACES: dict[str, Architecture] = {
         keys=HEAD_DIM,
         key_names={"logit_scale": "lm_head_multiplier"},
         biases={
-            "attention_bias": ATTENTION,
-            "mlp_bias": MLP,
-            "mamba_conv_bias": (CONV,),
+            **BIASES,
+            **SPACE_BIASES,
             "mamba_proj_bias": PROJECTIONS[:1],
             "projectors_bias": PROJECTIONS[1:],
         },
@@ -125,22 +126,17 @@ STATE_SPACES: dict[str, Architecture] = {
             "num_experts": "n_routed_experts",
             "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
             "hidden_act": "mlp_hidden_act",
-            "rms_norm_eps": "layer_norm_epsilon",
+            **SPACE_KEYS,
             "mamba_n_heads": "mamba_num_heads",
             "mamba_d_head": "mamba_head_dim",
-            "mamba_n_groups": "n_groups",
             "mamba_d_state": "ssm_state_size",
-            "mamba_d_conv": "conv_kernel",
-            "mamba_conv_bias": "use_conv_bias",
-            "mamba_proj_bias": "use_bias",
             "tie_word_embeddings": "",
         },
         unused=MIXTURE,
         form=Form(gated=False),
         biases={
-            "mlp_bias": (*MLP[1:], *LATENT, *list(SHARED.values())[1:]),
-            "mamba_conv_bias": (CONV,),
-            "mamba_proj_bias": PROJECTIONS,
+            "mlp_bias": (*MLP[1:], *LATENT, *SHARED_EXPERT[1:]),
+            **SPACE_BIASES,
         },
         unrotated="all",
         states={**LINEAR, "mlp": "none", "moe": "none"},
@@ -169,24 +165,16 @@ STATE_SPACES: dict[str, Architecture] = {
     "mamba2": Architecture(
         models="Mamba-2, Codestral Mamba",
         key_names={
-            "rms_norm_eps": "layer_norm_epsilon",
+            **SPACE_KEYS,
             "mamba_n_heads": "num_heads",
             "mamba_d_head": "head_dim",
-            "mamba_n_groups": "n_groups",
             "mamba_d_state": "state_size",
-            "mamba_d_conv": "conv_kernel",
             "mamba_expand": "expand",
-            "mamba_conv_bias": "use_conv_bias",
-            "mamba_proj_bias": "use_bias",
         },
-        biases={"mamba_conv_bias": (CONV,), "mamba_proj_bias": PROJECTIONS},
+        biases=SPACE_BIASES,
         unrotated="all",
         states=LINEAR,
         one_part=True,
-        names=Names(
-            body="backbone",
-            outer={"embeddings": "embed_tokens", "embedding": "embed_tokens", "norm_f": "norm"},
-            modules=BLOCK,
-        ),
+        names=MAMBA.names,
     ),
 }  # fmt: skip

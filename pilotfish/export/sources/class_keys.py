@@ -39,11 +39,23 @@ class ClassKeys:
         default = self.default(key)
         return self.fields.values.get(self.class_key(key), None if default is REQUIRED else default)
 
-    def count(self, key: str, *, null: int | None = None) -> int:
-        """Return a count; `null` replaces a null in the file or in the default."""
+    def count(self, key: str, *, null: int | None = None, otherwise: int | None = None) -> int:
+        """Return a count; `null` replaces a null in the file or in the default.
+
+        `otherwise`: result if the class does not have the key; None if it has the key.
+        """
+        if otherwise is not None and not self.has(key):
+            return otherwise
         default = self.default(key)
         stated = null if default is None else None if default is REQUIRED else default
         return self.fields.count(self.class_key(key), stated, null=null)
+
+    def whole(self, key: str, *, otherwise: int = 0) -> int:
+        """Return a whole number; `otherwise` if the class does not have the key."""
+        if not self.has(key):
+            return otherwise
+        default: int = self.default(key)
+        return self.fields.get(self.class_key(key), int, default)
 
     def number(self, key: str, *, otherwise: float) -> float:
         """Return a number above 0; `otherwise` if the class does not have the key."""
@@ -58,8 +70,8 @@ class ClassKeys:
         return self.fields.positive(self.class_key(key), self.default(key))
 
     def flag(self, key: str) -> bool:
-        """Return a boolean."""
-        return self.fields.get(self.class_key(key), bool, bool(self.default(key)))
+        """Return a boolean; false if the class does not have the key."""
+        return self.has(key) and self.fields.get(self.class_key(key), bool, bool(self.default(key)))
 
     def form_value(self, key: str) -> Any:
         """Return a key's value for `Architecture.vary`; only booleans are checked."""

@@ -74,11 +74,12 @@ def layers_of_experts(keys: ClassKeys, layers: int) -> list[bool]:
     """
     if not _has_experts(keys):
         return [False] * layers
-    first, last = _whole(keys, "first_k_dense_replace", 0), _whole(keys, "moe_layer_end_index", -1)
+    first = keys.whole("first_k_dense_replace")
+    last = keys.whole("moe_layer_end_index", otherwise=-1)
     last = layers - 1 if last == -1 else last
-    step = keys.count("decoder_sparse_step") if keys.has("decoder_sparse_step") else 1
+    step = keys.count("decoder_sparse_step", otherwise=1)
     plain = keys.fields.items("mlp_only_layers") or [] if keys.has("mlp_only_layers") else []
-    if any(not isinstance(layer, int) or isinstance(layer, bool) for layer in plain):
+    if any(type(layer) is not int for layer in plain):
         raise keys.fields.error(
             f"mlp_only_layers is {format_value(plain)}, but must be a list of layer numbers"
         )
@@ -90,12 +91,6 @@ def layers_of_experts(keys: ClassKeys, layers: int) -> list[bool]:
             )
         return [kind == "sparse" for kind in kinds]
     return [first <= i <= last and (i + 1) % step == 0 and i not in plain for i in range(layers)]
-
-
-def _whole(keys: ClassKeys, key: str, otherwise: int) -> int:
-    """Return a whole number; `otherwise` if the class does not have the key."""
-    default: int = keys.default(key) if keys.has(key) else otherwise
-    return keys.fields.get(keys.class_key(key), int, default) if keys.has(key) else otherwise
 
 
 def _has_experts(keys: ClassKeys) -> bool:

@@ -39,7 +39,8 @@ from pilotfish.export.sources.gguf_rope import (
     rotary_fraction,
 )
 from pilotfish.export.sources.huggingface_config import Description
-from pilotfish.export.sources.layer_pattern import FULL, SLIDING
+from pilotfish.export.sources.layer_pattern import SLIDING
+from pilotfish.export.sources.layer_sizes import FULL
 from pilotfish.export.sources.weight_check import FileSettings
 from pilotfish.export.weights import EMBEDDING, HEAD, LAYER
 

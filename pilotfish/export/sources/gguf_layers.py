@@ -15,7 +15,7 @@ from pilotfish.export.architectures import Architecture
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.fields import MAX_COUNT, Fields
 from pilotfish.export.sources.gguf_file import GgufFile
-from pilotfish.export.sources.layer_pattern import FULL
+from pilotfish.export.sources.layer_sizes import FULL
 from pilotfish.export.weights import TOKEN_TABLE
 
 HEAD_LAYERS, KINDS = "nextn_predict_layers", "attention.recurrent_layers"
@@ -137,7 +137,7 @@ def _counts(fields: Fields, key: str, length: int) -> list[int]:
     stated = fields.values.get(key)
     fields.mark_read(key)
     counts = stated if isinstance(stated, list) else [stated] * min(length, MOST_LAYERS)
-    known = [n for n in counts if isinstance(n, int) and not isinstance(n, bool)]
+    known = [n for n in counts if type(n) is int]
     if len(known) != length or not all(0 <= n <= MAX_COUNT for n in known):
         raise fields.error(f"{fields.prefix}{key} must be a number, or a list of {length} numbers")
     return known

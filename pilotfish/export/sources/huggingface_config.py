@@ -49,6 +49,8 @@ class Description:
         ignored: unknown keys to ignore.
 
     Attributes:
+        values: the decoded JSON object.
+        wrapped: whether the object is a part of the file, beside other models than the text model.
         architecture: the entry of its `model_type`.
         packing: quantisation of its matrices; None without one.
         aside: name prefixes of tensors that are not part of the model.
@@ -65,6 +67,7 @@ class Description:
     def __init__(
         self, values: Mapping[str, Any], name: str, where: str, ignored: Collection[str] = ()
     ) -> None:
+        self.values, self.wrapped = values, False
         fields = Fields(values, where)
         model_type = fields.get("model_type", str, "")
         architecture = self.architecture = _find(fields, model_type)
@@ -84,11 +87,7 @@ class Description:
 
 def _extra_layers(keys: ClassKeys, layers: int) -> tuple[str, ...]:
     """Return the name prefixes of the layers for multi-token prediction, after the last layer."""
-    if not keys.has(MTP):
-        return ()
-    default: int = keys.default(MTP)
-    extra, names = keys.fields.get(keys.class_key(MTP), int, default), keys.architecture.names
-    last = layers + min(extra, MOST_LAYERS)
+    names, last = keys.architecture.names, layers + min(keys.whole(MTP), MOST_LAYERS)
     return tuple(f"{names.body}.{names.stack}.{i}." for i in range(layers, last))
 
 
@@ -142,9 +141,7 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         head_dim = _head_dim(keys, hidden, heads)
     pattern = read_pattern(keys, layers, head_dim)
     recurrence = read_recurrence(keys, pattern)
-    embedding = hidden
-    if keys.has("word_embed_proj_dim"):
-        embedding = keys.count("word_embed_proj_dim", null=hidden)
+    embedding = keys.count("word_embed_proj_dim", null=hidden, otherwise=hidden)
     root = float(hidden) ** 0.5
     mask_token = read_mask_token(keys.fields, keys.count("vocab_size"))
     return ModelConfig(
@@ -156,9 +153,7 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         kv_heads=_kv_heads(keys, heads),
         head_dim=head_dim,
         intermediate=_intermediate(keys, hidden, recurrence),
-        context=keys.count("max_position_embeddings")
-        if keys.has("max_position_embeddings")
-        else UNBOUNDED,
+        context=keys.count("max_position_embeddings", otherwise=UNBOUNDED),
         vocab_size=keys.count("vocab_size"),
         tied=_is_tied(keys),
         norm_eps=keys.number("rms_norm_eps", otherwise=architecture.keys["rms_norm_eps"]),
@@ -295,7 +290,7 @@ def _streams(keys: ClassKeys) -> Streams | None:
         return None
     streams = Streams(
         count=keys.count("altup_num_inputs"),
-        active=keys.fields.get("altup_active_idx", int, keys.default("altup_active_idx")),
+        active=keys.whole("altup_active_idx"),
         scaled=keys.flag("altup_correct_scale"),
         rank=keys.count("laurel_rank"),
     )
@@ -335,7 +330,7 @@ def _score_scale(keys: ClassKeys, head_dim: int) -> float | None:
 
 def _query_growth(keys: ClassKeys) -> tuple[float, int] | None:
     """Read Ministral 3's query growth; β is among the rotary parameters."""
-    if not keys.architecture.grown_queries:
+    if "llama_4_scaling_beta" not in keys.architecture.rope_states:
         return None
     stated = [keys.fields.table(key) for key in ("rope_parameters", "rope_scaling")]
     default = Fields(keys.architecture.rope_default or {}, keys.fields.where)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
 
 from pilotfish.engines.manifest import MOST_LAYERS
-from pilotfish.export.model_config import CACHED, Kind, Layer
+from pilotfish.export.model_config import CACHED, Layer
 from pilotfish.export.parts import Rope
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.expert_keys import layers_of_experts
 from pilotfish.export.sources.fields import Fields, format_value
-from pilotfish.export.sources.layer_sizes import widths_of_heads, with_sizes
+from pilotfish.export.sources.layer_sizes import FULL, widths_of_heads, with_sizes
 from pilotfish.export.sources.rotary import RopeBase, read_table
 
-FULL, SLIDING, MOE = "full_attention", "sliding_attention", "moe"
+SLIDING, MOE = "sliding_attention", "moe"
 ALSO_FULL = {FULL, "attention"}
 # Letters in Nemotron-H's layer pattern → types of layers.
 BLOCKS = {"M": "linear_attention", "*": FULL, "-": "mlp", "E": MOE}
@@ -29,60 +30,32 @@ def read_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ..
     Raises:
         ExportError: if a type of layer is not supported, or a list has the wrong length.
     """
-    layers = min(layers, MOST_LAYERS)
-    if keys.architecture.states:
-        return _recurrent_pattern(keys, layers, head_dim)
-    window = _window(keys)
-    kinds = _layer_types(keys, layers, window)
-    rotated = _rotated_layers(keys, layers, kinds, window)
-    ropes, dims = {}, widths_of_heads(keys, kinds, head_dim)
+    layers, architecture = min(layers, MOST_LAYERS), keys.architecture
+    states, window = architecture.states, _window(keys)
+    types = _types_with_states(keys, layers) if states else _layer_types(keys, layers, window)
+    rotated = _rotated_layers(keys, layers, types, window)
+    ropes, dims = {}, widths_of_heads(keys, types, head_dim)
     if any(rotated):
-        every = dict.fromkeys([*kinds, FULL] if keys.architecture.rope_by_type else kinds)
-        ropes = {kind: _rope(keys, kind, dims.get(kind, head_dim)) for kind in every}
+        every = dict.fromkeys([*types, FULL] if architecture.rope_by_type else types)
+        ropes = {each: _rope(keys, each, dims.get(each, head_dim)) for each in every}
+    for key in ("rope_parameters", "rope_scaling", "rope_theta") if states and not ropes else ():
+        keys.fields.mark_read(key)
     mixed = layers_of_experts(keys, layers)
-    pattern = [
-        Layer(ropes[kind] if turns else None, window if kind == SLIDING else None, experts)
-        for kind, turns, experts in zip(kinds, rotated, mixed, strict=True)
-    ]
-    pattern = with_sizes(keys, kinds, pattern)
-    return tuple(pattern[:1] if len(set(pattern)) == 1 else pattern)
-
-
-def _recurrent_pattern(keys: ClassKeys, layers: int, head_dim: int) -> tuple[Layer, ...]:
-    """Return the properties of each layer, for a class with recurrent layers."""
-    fields, architecture = keys.fields, keys.architecture
-    types, default = _stated_types(keys), _full_by_default(keys, layers)
-    if types is None:
-        types = [FULL if full else next(iter(architecture.states)) for full in default]
-    elif len(types) != layers:
-        raise fields.error(
-            f"layer_types names {len(types)} layers, but num_hidden_layers is {layers}"
-        )
-    for each in types:
-        if not isinstance(each, str) or each not in {*ALSO_FULL, *architecture.states}:
-            raise fields.error(
-                f"layers of type {format_value(each)} are not supported (layer_types)"
-            )
-    kinds: list[Kind] = [architecture.states.get(each, "attention") for each in types]
-    rotated = _rotated_layers(keys, layers, [FULL] * layers, None)
-    rope = None
-    if any(rotated):
-        rope = _rope(keys, FULL, head_dim)
-    else:
-        for key in ("rope_parameters", "rope_scaling", "rope_theta"):
-            fields.mark_read(key)
-    mixed = layers_of_experts(keys, layers)
-    if MOE in architecture.states:
+    if MOE in states:
         mixed = [each == MOE for each in types]
-    return tuple(
-        Layer(
-            rope if kind in CACHED else None,
-            experts=experts,
+    pattern = []
+    for each, turns, experts in zip(types, rotated, mixed, strict=True):
+        kind = states.get(each, "attention")
+        layer = Layer(
+            ropes[each] if turns and kind in CACHED else None,
+            window if each == SLIDING else None,
+            experts,
             kind=kind,
             has_mlp=kind == "none" or not architecture.one_part,
         )
-        for kind, experts in zip(kinds, mixed, strict=True)
-    )
+        pattern.append(layer)
+    pattern = with_sizes(keys, types, pattern)
+    return tuple(pattern[:1] if len(set(pattern)) == 1 and not states else pattern)
 
 
 def count_layers(keys: ClassKeys) -> int:
@@ -108,6 +81,16 @@ def _stated_types(keys: ClassKeys) -> list[Any] | None:
     if listed is not None and spelt and spelt != listed:
         raise fields.error("layers_block_type and hybrid_override_pattern differ: remove one")
     return spelt if listed is None else listed
+
+
+def _types_with_states(keys: ClassKeys, layers: int) -> list[str]:
+    """Return the type of each layer, for a class with recurrent layers."""
+    states = keys.architecture.states
+    types, default = _stated_types(keys), _full_by_default(keys, layers)
+    if types is None:
+        return [FULL if full else next(iter(states)) for full in default]
+    _check_types(keys, types, layers, {*ALSO_FULL, *states})
+    return types
 
 
 def _full_by_default(keys: ClassKeys, layers: int) -> list[bool]:
@@ -141,15 +124,7 @@ def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
     stated = fields.items("layer_types")
     if stated is None:
         return _default_types(keys, layers, window)
-    if len(stated) != layers:
-        raise fields.error(
-            f"layer_types names {len(stated)} layers, but num_hidden_layers is {layers}"
-        )
-    for kind in stated:
-        if not isinstance(kind, str) or kind not in {*ALSO_FULL, SLIDING}:
-            raise fields.error(
-                f"layers of type {format_value(kind)} are not supported (layer_types)"
-            )
+    _check_types(keys, stated, layers, {*ALSO_FULL, SLIDING})
     kinds = [SLIDING if kind == SLIDING else FULL for kind in stated]
     if keys.architecture.full_last and kinds[-1] != FULL:
         raise fields.error(
@@ -160,7 +135,9 @@ def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
             raise fields.error(
                 "layer_types names layers with windows, but no sliding_window is in effect"
             )
-        _pass_over_defaults(keys)
+        for key in (PATTERN, "max_window_layers"):  # layer_types overrides them
+            if keys.has(key):
+                fields.mark_read(key)
         return kinds
     if kinds != _default_types(keys, layers, window):
         raise fields.error(
@@ -170,12 +147,23 @@ def _layer_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
     return kinds
 
 
-def _pass_over_defaults(keys: ClassKeys) -> None:
-    """Mark the keys that layer_types overrides as read."""
-    if keys.has(PATTERN):
-        keys.fields.mark_read(PATTERN)
-    if keys.has("max_window_layers"):
-        keys.fields.mark_read("max_window_layers")
+def _check_types(
+    keys: ClassKeys, types: Sequence[Any], layers: int, supported: Collection[str]
+) -> None:
+    """Refuse a list of types of layers that has another length, or other types."""
+    _check_length(keys, "layer_types", types, layers)
+    for each in types:
+        if not isinstance(each, str) or each not in supported:
+            raise keys.fields.error(
+                f"layers of type {format_value(each)} are not supported (layer_types)"
+            )
+
+
+def _check_length(keys: ClassKeys, key: str, listed: Sequence[Any], layers: int) -> None:
+    if len(listed) != layers:
+        raise keys.fields.error(
+            f"{key} names {len(listed)} layers, but num_hidden_layers is {layers}"
+        )
 
 
 def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str]:
@@ -224,10 +212,7 @@ def _listed_rotation(keys: ClassKeys, layers: int) -> list[bool]:
     stated = fields.items("no_rope_layers")
     if stated is None:
         return [bool((i + 1) % every) for i in range(layers)]
-    if len(stated) != layers:
-        raise fields.error(
-            f"no_rope_layers names {len(stated)} layers, but num_hidden_layers is {layers}"
-        )
+    _check_length(keys, "no_rope_layers", stated, layers)
     return [bool(each) for each in stated]
 
 
@@ -299,9 +284,7 @@ def _read(keys: ClassKeys, table: Fields, head_dim: int, theta_key: str = "rope_
     theta = keys.number(theta_key, otherwise=10000.0)
     proportional = table.values.get("rope_type") == "proportional"
     width = head_dim if proportional else _rotated_channels(keys, table, head_dim)
-    original = None
-    if keys.has("original_max_position_embeddings"):
-        original = keys.count("original_max_position_embeddings")
+    original = keys.count("original_max_position_embeddings", otherwise=0) or None
     _check_table(keys, table)
     context = keys.count("max_position_embeddings")
     rope = read_table(table, RopeBase(theta, width, context, original))

@@ -7,7 +7,6 @@ transformers saves them (`per_layer_config`). Gemma 3n lists the widths of feed-
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -45,19 +44,20 @@ def with_sizes(keys: ClassKeys, kinds: Sequence[str], pattern: list[Layer]) -> l
     heads = _global_heads(keys, kinds)
     reads = _kv_sources(keys, kinds)
     widths, sparsities = _inner_widths(keys, reads), _sparsities(keys, len(kinds))
-    tied = keys.has("attention_k_eq_v") and keys.flag("attention_k_eq_v")
+    tied = keys.flag("attention_k_eq_v")
     layers = []
     for i, (kind, layer) in enumerate(zip(kinds, pattern, strict=True)):
         head_dim, kv_heads = heads.get(kind, (None, None))
-        changes: dict[str, Any] = {
-            "head_dim": head_dim,
-            "kv_heads": kv_heads,
-            "intermediate": widths[i],
-            "kv_source": reads[i],
-            "tied_values": tied and kind == FULL and reads[i] is None,
-            "sparsity": sparsities[i],
-        }
-        layers.append(msgspec.structs.replace(layer, **changes))
+        sized = msgspec.structs.replace(
+            layer,
+            head_dim=head_dim,
+            kv_heads=kv_heads,
+            intermediate=widths[i],
+            kv_source=reads[i],
+            tied_values=tied and kind == FULL and reads[i] is None,
+            sparsity=sparsities[i],
+        )
+        layers.append(sized)
     return layers
 
 
@@ -118,11 +118,8 @@ def _kv_sources(keys: ClassKeys, kinds: Sequence[str]) -> list[int | None]:
     Each of the last `num_kv_shared_layers` layers reads the keys and values of the last earlier
     layer of the same type.
     """
-    none: list[int | None] = [None] * len(kinds)
-    if not keys.architecture.shares_kv:
-        return none
     name = "num_kv_shared_layers"
-    shared = keys.fields.get(keys.class_key(name), int, keys.default(name))
+    shared = keys.whole(name)
     caching = kinds[: max(len(kinds) - shared, 0)]
     if shared < 0 or set(kinds) - set(caching):
         raise keys.fields.error(
@@ -130,27 +127,23 @@ def _kv_sources(keys: ClassKeys, kinds: Sequence[str]) -> list[int | None]:
             "every type of layer"
         )
     last = {kind: i for i, kind in enumerate(caching)}
-    return [*none[: len(caching)], *(last[kind] for kind in kinds[len(caching) :])]
+    return [*[None] * len(caching), *(last[kind] for kind in kinds[len(caching) :])]
 
 
 def _inner_widths(keys: ClassKeys, reads: Sequence[int | None]) -> list[int | None]:
     """Return the width of each layer's feed-forward part; None = the model's."""
     listed = keys.fields.values.get(keys.class_key("intermediate_size"))
     if "activation_sparsity_pattern" in keys.architecture.keys and isinstance(listed, list):
-        if len(listed) != len(reads) or not all(_is_count(each) for each in listed):
+        if len(listed) != len(reads) or not all(type(each) is int and each > 0 for each in listed):
             raise keys.fields.error(
                 f"intermediate_size must be a number, or a list of {len(reads)} numbers, one "
                 "per layer"
             )
         return [None if each == listed[0] else each for each in listed]
-    if keys.has("use_double_wide_mlp") and keys.flag("use_double_wide_mlp"):
+    if keys.flag("use_double_wide_mlp"):
         width = keys.count("intermediate_size")
         return [None if each is None else 2 * width for each in reads]
     return [None] * len(reads)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _sparsities(keys: ClassKeys, layers: int) -> list[float]:
@@ -162,13 +155,11 @@ def _sparsities(keys: ClassKeys, layers: int) -> list[float]:
     if stated is None:
         sparse = SPARSE_LAYERS if layers > SPARSE_LAYERS else 0
         return [SPARSITY] * sparse + [0.0] * (layers - sparse)
-    if len(stated) != layers or not all(_is_share(each) for each in stated):
+    if len(stated) != layers or not all(
+        type(each) in (int, float) and 0 <= each < 1 for each in stated
+    ):
         raise keys.fields.error(f"{name} must be a list of {layers} numbers from 0 to below 1")
     return [float(each) for each in stated]
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1
 
 
 SPARSE_LAYERS, SPARSITY = 10, 0.95  # Gemma 3n's defaults

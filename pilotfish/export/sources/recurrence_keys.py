@@ -57,15 +57,7 @@ def read_recurrence(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence |
         return Recurrence(_taps(keys, "conv_L_cache"))
     if not keys.has("linear_conv_kernel_dim"):
         return None
-    recurrence = Recurrence(
-        taps=_taps(keys, "linear_conv_kernel_dim"),
-        heads=keys.count("linear_num_value_heads"),
-        key_heads=keys.count("linear_num_key_heads"),
-        key_dim=keys.count("linear_key_head_dim"),
-        value_dim=keys.count("linear_value_head_dim"),
-    )
-    _check_heads(keys, recurrence, "linear_num_value_heads", "linear_num_key_heads")
-    return recurrence
+    return _sizes(keys, LINEAR)
 
 
 def read_factors(keys: ClassKeys) -> Factors:
@@ -93,16 +85,8 @@ def recurrence_file_keys(keys: ClassKeys) -> Mapping[str, str]:
 
 
 def _state_space(keys: ClassKeys) -> Recurrence:
-    heads = keys.count("mamba_n_heads")
-    recurrence = Recurrence(
-        taps=_taps(keys, "mamba_d_conv"),
-        heads=heads,
-        key_heads=keys.count("mamba_n_groups"),
-        key_dim=keys.count("mamba_d_state"),
-        value_dim=_value_dim(keys, heads),
-        space=_space(keys),
-    )
-    _check_heads(keys, recurrence, "mamba_n_heads", "mamba_n_groups")
+    width = _value_dim(keys, keys.count("mamba_n_heads"))
+    recurrence = _sizes(keys, SPACE, value_dim=width, space=_space(keys))
     key = "mamba_hidden_act" if keys.has("mamba_hidden_act") else "hidden_act"
     name = keys.fields.get(key, str, keys.default(key))
     if ACTIVATIONS.get(name) != "silu":
@@ -120,9 +104,8 @@ def _selective(keys: ClassKeys) -> Recurrence:
         rank = keys.fields.count("time_step_rank")
     # intermediate_size overrides expand, which is wrong in published files of Falcon Mamba
     width = keys.fields.count("intermediate_size", hidden * keys.count("expand"))
-    epsilon = None
-    if keys.has("mixer_rms_eps"):
-        epsilon = keys.number("mixer_rms_eps", otherwise=1e-6)
+    key = "mixer_rms_eps"
+    epsilon = keys.number(key, otherwise=1e-6) if keys.has(key) else None
     return Recurrence(
         taps=_taps(keys, "conv_kernel"),
         heads=width,
@@ -196,16 +179,20 @@ def _numbers(keys: ClassKeys, key: str, count: int) -> tuple[float, ...]:
 
 
 def _is_number(value: Any) -> bool:
-    whole = isinstance(value, int | float) and not isinstance(value, bool)
-    return whole and (value in (-math.inf, math.inf) or abs(value) <= MAX_FLOAT)
+    return type(value) in (int, float) and (math.isinf(value) or abs(value) <= MAX_FLOAT)
 
 
-def _check_heads(keys: ClassKeys, recurrence: Recurrence, heads: str, groups: str) -> None:
+def _sizes(keys: ClassKeys, names: Mapping[str, str], **others: Any) -> Recurrence:
+    """Read the sizes that are not among `others`; `names`: field → Llama's or Granite's key."""
+    taps = _taps(keys, names["taps"])
+    counts = {field: keys.count(key) for field, key in names.items() if field not in others}
+    recurrence = Recurrence(**{**counts, "taps": taps, **others})
     if recurrence.heads % recurrence.key_heads:
         raise keys.fields.error(
-            f"{keys.class_key(heads)} {recurrence.heads} is not a multiple of "
-            f"{keys.class_key(groups)} {recurrence.key_heads}"
+            f"{keys.class_key(names['heads'])} {recurrence.heads} is not a multiple of "
+            f"{keys.class_key(names['key_heads'])} {recurrence.key_heads}"
         )
+    return recurrence
 
 
 def _taps(keys: ClassKeys, key: str) -> int:
