@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.parts import Experts
-from pilotfish.export.sources.huggingface import DirectorySource, open_directory
+from pilotfish.export.sources.huggingface import DirectorySource
 from tests.support.configs import read_config
 from tests.support.small_checkpoints import LLAMA, tiny_weights, write_directory
 
@@ -173,7 +173,7 @@ def weights_of(config: Mapping[str, Any]) -> dict[str, Floats]:
 
 def opened(path: Path, config: Mapping[str, Any], weights: Mapping[str, Floats]) -> DirectorySource:
     write_directory(path, config, weights=weights)
-    return open_directory(str(path), lambda *_: None)
+    return DirectorySource(path, lambda *_: None)
 
 
 def test_experts_of_their_own_are_renamed(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_layers_of_further_tokens_that_no_key_counts_are_refused(tmp_path: Path)
 def test_stacked_experts_are_taken_one_by_one(tmp_path: Path, dtype: str) -> None:
     weights = weights_of(GRANITE)
     write_directory(tmp_path, GRANITE, weights=weights, dtype=dtype)
-    source = open_directory(str(tmp_path), lambda *_: None)
+    source = DirectorySource(tmp_path, lambda *_: None)
     both = weights["model.layers.1.block_sparse_moe.input_linear.weight"][2]
     name = "model.layers.1.mlp.experts.2"
     for part, rows in (("gate_proj", both[:INNER]), ("up_proj", both[INNER:])):
@@ -264,7 +264,7 @@ def in_blocks(path: Path, **shapes: tuple[int, ...]) -> Path:
 def test_blocks_of_mxfp4_are_read_as_numbers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = open_directory(str(in_blocks(tmp_path)), lambda *_: None)
+    source = DirectorySource(in_blocks(tmp_path), lambda *_: None)
     assert "MXFP4" in caplog.text
     row = source.tensor("model.layers.0.mlp.experts.0.up_proj.weight")[0]
     # Row 1 of the stored ones, whose bytes are 16 to 31: the low halves count, the high ones are 1.
@@ -319,7 +319,7 @@ def test_published_routers_with_biases_are_read() -> None:
 )
 def test_other_blocks_are_refused(tmp_path: Path, change: Any, words: str) -> None:
     with pytest.raises(ExportError, match=words):
-        open_directory(str(in_blocks(tmp_path, **change)), lambda *_: None)
+        DirectorySource(in_blocks(tmp_path, **change), lambda *_: None)
 
 
 @pytest.mark.parametrize(

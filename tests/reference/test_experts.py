@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from pilotfish.engines.onnx_decoder import Decoder, Pass
 from pilotfish.export.model import export_model
 from pilotfish.export.quantize import quantize
-from pilotfish.export.sources.huggingface import open_directory
+from pilotfish.export.sources.huggingface import DirectorySource
 from tests.support.runnable import DISTINCT, needs
 from tests.support.small_checkpoints import TOKENS, VOCAB, tokenizer_json
 
@@ -197,7 +197,7 @@ def test_reads_blocks_of_mxfp4(in_blocks: Reference, tmp_path: Path, dialect: st
 
 
 def test_int8_holds_mxfp4_exactly(in_blocks: Reference) -> None:
-    source = open_directory(str(in_blocks.path), lambda *_: None)
+    source = DirectorySource(in_blocks.path, lambda *_: None)
     for part in ("gate_proj", "down_proj"):
         weight = source.tensor(f"model.layers.1.mlp.experts.2.{part}.weight")
         rounded = quantize(part, weight, 8, offsets_allowed=False)

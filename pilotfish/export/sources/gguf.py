@@ -5,10 +5,8 @@ In: a path. Out: a `WeightSource` with Hugging Face's names and order of rows an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from functools import cached_property
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,30 +16,23 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.sources.checkpoint import Checkpoint
 from pilotfish.export.sources.gguf_blocks import FORMATS
 from pilotfish.export.sources.gguf_config import find_class, read_metadata
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.gguf_layers import head_layers, layer_number
 from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT, gguf_names
 from pilotfish.export.sources.gguf_order import full_shape, stored_order
-from pilotfish.export.sources.hashing import hash_files
 from pilotfish.export.sources.huggingface_tokenizer import TEMPLATE_KEY
 from pilotfish.export.sources.source import Progress
-from pilotfish.export.sources.tensor_names import (
-    Origin,
-    TensorSlicer,
-    drop_unread,
-    find_weights,
-    stored_name,
-)
-from pilotfish.export.sources.weight_check import check_weights
+from pilotfish.export.sources.tensor_names import Origin, drop_unread, find_weights
 from pilotfish.export.tokenizers.gguf import GgufVocabulary, gguf_templates
 from pilotfish.export.weights import EMBEDDING, HEAD, TOKEN_TABLE
 
 FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
 
 
-class GgufSource:
+class GgufSource(Checkpoint):
     """A `WeightSource` over one GGUF file.
 
     Raises:
@@ -52,42 +43,33 @@ class GgufSource:
         self,
         path: Path,
         progress: Progress,
+        published: Source | None = None,
         *,
-        kind: Literal["default", "gguf"] = "gguf",
-        location: str | None = None,
         ignored: Collection[str] = (),
     ) -> None:
+        published = published or Source(kind="gguf", location=path.name)
+        super().__init__(path, progress, published, ignored)
         self._file = GgufFile(path)
-        self._progress, self._ignored = progress, list(ignored)
-        self._kind: Literal["default", "gguf"] = kind
-        self._location = location or path.name
-        self._last: tuple[tuple[str, int | None], NDArray[np.float32]] | None = None
-        model_type, variant = find_class(self._file)
+        model_type, self._variant = find_class(self._file)
         mixture = ARCHITECTURES[model_type].mixture
-        self._names = gguf_names(variant, experts=mixture is not None)
-        self._variant = variant
-        aside = head_layers(self._file, variant.name)
+        self.weight_names = gguf_names(self._variant, experts=mixture is not None)
+        aside = head_layers(self._file, self._variant.name)
         # Tensors with rotary factors are not weights.
-        self._shapes = {
+        self.shapes = {
             name: info.shape
             for name, info in self._file.tensors.items()
             if name not in {DIVISORS, SHORT, LONG} and layer_number(name) not in aside
         }
         numbers = sorted({*map(layer_number, self._file.tensors)})
-        self._left_out = [f"blk.{number}" for number in numbers if number in aside]
-        self._origins = find_weights(self._names, self._shapes)
+        self.left_out = [f"blk.{number}" for number in numbers if number in aside]
+        self.origins = find_weights(self.weight_names, self.shapes)
         stored_shapes = {
-            name: self._shapes[origin.stored[0]] for name, origin in self._origins.items()
+            name: self.shapes[origin.stored[0]] for name, origin in self.origins.items()
         }
         model_keys = set(ignored) - {TEMPLATE_KEY}
         self.config, settings = read_metadata(self._file, model_type, stored_shapes, model_keys)
-        drop_unread(self._origins, self.config)
-        self._slicer = TensorSlicer(self._names, self.config)
-        shapes = {
-            name: full_shape(name, self._slicer.shape(name, origin, self._shapes))
-            for name, origin in self._origins.items()
-        }
-        check_weights(self.config, shapes, settings, str(path), self._stored_name)
+        drop_unread(self.origins, self.config)
+        self.check_weights(settings)
         self.vocabulary = gguf_vocabulary(self._file, self.config.name, ignored)
         if self.vocabulary.vocab_size > self.config.vocab_size:
             raise ExportError(
@@ -95,39 +77,37 @@ class GgufSource:
                 f"token_embd.weight has only {self.config.vocab_size} rows"
             )
 
-    @cached_property
-    def description(self) -> Source:
-        """The model's origin; the file is hashed at the first use."""
-        return Source(
-            kind=self._kind,
-            location=self._location,
-            sha256=hash_files([self._file.path], self._progress),
-            ignored_keys=self._ignored,
-            left_out=self._left_out,
-        )
+    def hashed_files(self) -> Sequence[Path]:
+        """Return the file's path."""
+        return [self.path]
 
-    def names(self) -> Collection[str]:
-        """Return the weights' names, by Hugging Face's modules."""
-        return self._origins.keys()
+    def read_stored(self, name: str, expert: int | None) -> NDArray[np.float32]:
+        """Read a tensor of the file, or an expert's part of it."""
+        return self._file.tensor(name, expert)
+
+    def read_blocks(self, origin: Origin) -> Quantized | None:
+        """Read a matrix of the file in its stored blocks; None without a kernel for them."""
+        return self._file.quantized(origin.stored[0], origin.expert)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a weight, in Hugging Face's layout."""
+        return full_shape(name, super().shape(name))
 
     def tensor(self, name: str) -> NDArray[np.float32]:
         """Read one weight as float32, dequantised, in Hugging Face's layout."""
-        if name not in self._origins:
-            raise ExportError(f"{self._file.path} has no weight {name}")
-        origin = self._origins[name]
-        values = self._slicer.take(name, origin, [self._read_stored(origin)])
+        values = super().tensor(name)
         for axis in range(min(values.ndim, 2)):
             order = stored_order(self._variant, self.config, name, values.shape[axis], axis)
             values = values if order is None else values.take(order, axis)
         if name.endswith(".linear_attn.A_log"):
             if not (values < 0).all():
-                raise ExportError(f"{self._file.path}: {origin.stored[0]} must be below 0")
+                raise ExportError(f"{self.path}: {self.stored_name(name)} must be below 0")
             values = np.log(-values.astype(np.float64)).astype(np.float32)
         return values.reshape(full_shape(name, values.shape))
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
         """Read the embeddings and the head in parts, other weights as a single part."""
-        origin = self._origins.get(name)
+        origin = self.origins.get(name)
         whole = {EMBEDDING, HEAD, TOKEN_TABLE}
         if origin is None or origin.part is not None or name not in whole:
             yield self.tensor(name)
@@ -136,26 +116,16 @@ class GgufSource:
 
     def stored(self, name: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Yield name and values of the tensor from which a weight is read."""
-        tensor, expert = self._origins[name].stored[0], self._origins[name].expert
+        tensor, expert = self.origins[name].stored[0], self.origins[name].expert
         label = tensor if expert is None else f"{tensor}[{expert}]"
         yield label, self._file.tensor(tensor, expert)
-
-    def _read_stored(self, origin: Origin) -> NDArray[np.float32]:
-        """Read a tensor, or an expert's part; cache a fused tensor until its next part is read."""
-        place = origin.stored[0], origin.expert
-        if len(origin.parts) < 2:
-            self._last = None
-            return self._file.tensor(*place)
-        if self._last is None or self._last[0] != place:
-            self._last = place, self._file.tensor(*place)
-        return self._last[1]
 
     def blocks(self) -> Collection[str]:
         """Return the weights' block types; refuse types for which there is no kernel."""
         kinds = self._file.kinds() - FLOATS
         if unsupported := sorted(kinds - FORMATS.keys()):
             raise ExportError(
-                f"{self._file.path} has tensors of type {', '.join(unsupported)}, but only "
+                f"{self.path} has tensors of type {', '.join(unsupported)}, but only "
                 f"{', '.join(FORMATS)} can be kept: use --precision int8, which dequantises "
                 "the tensors first, or --dialect llamacpp, with which llama.cpp runs the file "
                 "unchanged"
@@ -164,24 +134,14 @@ class GgufSource:
 
     def quantized(self, name: str) -> Quantized | None:
         """Read one weight in its stored blocks, in Hugging Face's layout."""
-        if name not in self._origins:
-            raise ExportError(f"{self._file.path} has no weight {name}")
-        origin = self._origins[name]
-        blocks = self._file.quantized(origin.stored[0], origin.expert)
+        blocks = super().quantized(name)
         if blocks is None:
             return None
-        if origin.part is not None:
-            blocks = blocks.take(self._slicer.rows(name, origin, len(blocks.codes)))
         for axis, count in enumerate(blocks.codes.shape):
             order = stored_order(self._variant, self.config, name, count, axis)
             if order is not None:
                 blocks = blocks.take_columns(order) if axis else blocks.take(order)
         return blocks
-
-    def _stored_name(self, name: str) -> str:
-        """Return the name of a weight in the file."""
-        origin = self._origins.get(name)
-        return stored_name(self._names, name) if origin is None else origin.stored[0]
 
 
 def gguf_vocabulary(file: GgufFile, model: str, ignored: Collection[str]) -> Vocabulary:
@@ -199,8 +159,3 @@ def gguf_vocabulary(file: GgufFile, model: str, ignored: Collection[str]) -> Voc
         chat_templates=named,
         special_tokens=read.special_tokens,
     )
-
-
-def open_gguf(source: str, progress: Progress, ignored: Collection[str] = ()) -> GgufSource:
-    """Open a GGUF file."""
-    return GgufSource(Path(source), progress, ignored=ignored)

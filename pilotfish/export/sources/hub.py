@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from pilotfish.engines.manifest import Source
 from pilotfish.export.export_errors import DownloadError
 from pilotfish.export.sources.huggingface import DirectorySource, describe_directory
 from pilotfish.export.sources.huggingface_tokenizer import NAMED_TEMPLATES
@@ -44,9 +45,8 @@ def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> 
     path = _fetch(source, location, match["revision"], CONFIG)
     describe_directory(path, location, ignored)
     path = _fetch(source, location, path.name, WANTED)
-    return DirectorySource(
-        path, progress, kind="hub", location=location, revision=path.name, ignored=ignored
-    )
+    published = Source(kind="hub", location=location, revision=path.name)
+    return DirectorySource(path, progress, published, ignored=ignored)
 
 
 def _fetch(source: str, location: str, revision: str | None, wanted: Sequence[str]) -> Path:
