@@ -39,19 +39,7 @@ VALUES_AT_ONCE = 1 << 20
 GROUP = 16  # rows per call of a function of the gguf package
 STRING, ARRAY = 8, 9
 # Value types of fixed size: type number → struct code.
-SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -64,7 +52,7 @@ class TensorInfo(NamedTuple):
     """The place and layout of a tensor. `shape` is in numpy's order: slowest dimension first."""
 
     shape: tuple[int, ...]
-    kind: int  # a GGMLQuantizationType
+    kind: GGMLQuantizationType
     start: int  # offset from the start of the file, bytes
     size: int  # bytes
 
@@ -100,8 +88,6 @@ class GgufFile:
         Raises:
             ExportError: if the tensor does not exist, or its type cannot be dequantised.
         """
-        if name not in self.tensors:
-            raise ExportError(f"{self.path} has no tensor {name}")
         return self._floats(name, self._part(name, index))
 
     def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
@@ -110,9 +96,7 @@ class GgufFile:
         Raises:
             ExportError: see `tensor`.
         """
-        if name not in self.tensors:
-            raise ExportError(f"{self.path} has no tensor {name}")
-        info = self.tensors[name]
+        info = self._part(name, None)
         total, width = info.shape
         size, step = info.size // total, max(1, VALUES_AT_ONCE // width)
         for start in range(0, total, step):
@@ -122,17 +106,14 @@ class GgufFile:
 
     def _floats(self, name: str, info: TensorInfo) -> NDArray[np.float32]:
         """Read and dequantise a part of a tensor."""
-        from gguf import GGMLQuantizationType
-
-        kind = GGMLQuantizationType(info.kind)
         raw = self._file.view(info.start, info.size)
-        if kind == GGMLQuantizationType.F32:
+        if info.kind.name == "F32":
             return raw.view(np.float32).reshape(info.shape)
         try:
-            return _dequantize(raw, kind, info.shape)
+            return _dequantize(raw, info.kind, info.shape)
         except NotImplementedError:
             raise ExportError(
-                f"{self.path}: {name} is of type {kind.name}, which the gguf package "
+                f"{self.path}: {name} is of type {info.kind.name}, which the gguf package "
                 "cannot dequantise"
             ) from None
 
@@ -142,10 +123,10 @@ class GgufFile:
         Raises:
             ExportError: if one is NaN or infinite.
         """
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+        from gguf import GGML_QUANT_SIZES
 
         for name, info in self.tensors.items():
-            kind = GGMLQuantizationType(info.kind)
+            kind = info.kind
             size, mask = GGML_QUANT_SIZES[kind][1], EXPONENTS.get(kind.name, HALF_EXPONENT)
             for start in range(0, info.size, size * VALUES_AT_ONCE):
                 count = min(info.size - start, size * VALUES_AT_ONCE)
@@ -161,12 +142,12 @@ class GgufFile:
 
     def kinds(self) -> set[str]:
         """Return the names of the tensors' types."""
-        from gguf import GGMLQuantizationType
-
-        return {GGMLQuantizationType(info.kind).name for info in self.tensors.values()}
+        return {info.kind.name for info in self.tensors.values()}
 
     def _part(self, name: str, index: int | None) -> TensorInfo:
         """Return the location of a tensor, or of an entry of its first axis."""
+        if name not in self.tensors:
+            raise ExportError(f"{self.path} has no tensor {name}")
         info = self.tensors[name]
         if index is None:
             return info
@@ -178,10 +159,8 @@ class GgufFile:
 
         None without a kernel.
         """
-        from gguf import GGMLQuantizationType
-
         info = self._part(name, index)
-        form = FORMATS.get(GGMLQuantizationType(info.kind).name)
+        form = FORMATS.get(info.kind.name)
         if form is None or len(info.shape) != 2:
             return None
         return keep_blocks(self._file.view(info.start, info.size).reshape(info.shape[0], -1), form)
@@ -293,8 +272,8 @@ def _read_tensor_info(cursor: _Cursor) -> tuple[str, TensorInfo]:
     shape = tuple(cursor.integer("Q") for _ in range(dimensions))[::-1]
     if name.endswith("_exps.weight") and len(shape) == 2:
         shape = (1, *shape)  # ggml drops an axis of length 1, here that of a single expert
-    kind, start = cursor.integer("I"), cursor.integer("Q")
-    block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    kind, start = GGMLQuantizationType(cursor.integer("I")), cursor.integer("Q")
+    block, block_bytes = GGML_QUANT_SIZES[kind]
     if not shape or min(shape) < 1 or shape[-1] % block:
         raise ValueError(f"{name} has shape {shape}, in blocks of {block}")
     return name, TensorInfo(shape, kind, start, math.prod(shape) // block * block_bytes)

@@ -96,16 +96,6 @@ class SafetensorsFile:
             part = self._bytes(tensor, start * size, count * size)
             yield _floats(part, tensor.dtype).reshape(count, *tensor.shape[1:])
 
-    def coded_shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a u8 tensor; None if it has another type or does not exist."""
-        tensor = self._tensors.get(name)
-        return tensor.shape if tensor is not None and tensor.dtype == "U8" else None
-
-    def codes(self, name: str, index: int) -> NDArray[np.uint8]:
-        """Return entry `index` of the first axis of an existing u8 tensor."""
-        tensor = self._tensors[name]
-        return self._part(tensor, index).reshape(tensor.shape[1:])
-
     def dtype(self, name: str) -> str:
         """Return the name of the tensor's type in the file."""
         return self._tensors[name].dtype
@@ -114,8 +104,10 @@ class SafetensorsFile:
         """Return the tensor's shape, for any type."""
         return self._tensors[name].shape
 
-    def integers(self, name: str, types: Collection[str]) -> NDArray[Any]:
+    def integers(self, name: str, types: Collection[str], index: int | None = None) -> NDArray[Any]:
         """Return a tensor of integers, or the bits of 8-bit floats, in the file's type.
+
+        `index` selects an entry of the first axis.
 
         Raises:
             ExportError: if its type is not one of `types`.
@@ -126,7 +118,8 @@ class SafetensorsFile:
                 f"{self.path}: {name} is of type {tensor.dtype}, but only {' or '.join(types)} is "
                 "supported"
             )
-        return self._bytes(tensor).view(INTEGERS[tensor.dtype]).reshape(tensor.shape)
+        shape = tensor.shape if index is None else tensor.shape[1:]
+        return self._part(tensor, index).view(INTEGERS[tensor.dtype]).reshape(shape)
 
     def holds_same(self, name: str, other: SafetensorsFile, other_name: str) -> bool:
         """Whether two tensors have the same type, shape and bytes."""

@@ -83,9 +83,10 @@ class BlockTensor:
     scales: PlainTensor
 
     def __post_init__(self) -> None:
-        blocks, scales = (part.file.coded_shape(part.name) for part in (self.blocks, self.scales))
-        known = blocks is not None and len(blocks) == 4 and blocks[3] * 2 == PER_BLOCK
-        if blocks is None or not known or scales != blocks[:3]:
+        parts = self.blocks, self.scales
+        blocks, scales = (part.file.stored_shape(part.name) for part in parts)
+        known = all(part.file.dtype(part.name) == "U8" for part in parts) and len(blocks) == 4
+        if not known or blocks[3] * 2 != PER_BLOCK or scales != blocks[:3]:
             raise ExportError(
                 f"{self.blocks.file.path}: {self.blocks.name} and {self.scales.name} are not "
                 f"in MXFP4: the blocks must be u8 [experts, out, in / {PER_BLOCK}, "
@@ -95,26 +96,29 @@ class BlockTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the dequantised tensor."""
-        experts, rows, count, _ = self.blocks.file.coded_shape(self.blocks.name) or (0,) * 4
+        experts, rows, count, _ = self.blocks.file.stored_shape(self.blocks.name)
         return experts, count * PER_BLOCK, rows
 
     def read(self, index: int | None) -> NDArray[np.float32]:
         """Read one expert's matrix, [in, out]."""
         if index is None:
             raise ValueError(f"the tensor {self.blocks.name} can only be read one expert at a time")
-        codes = self.blocks.file.codes(self.blocks.name, index)
-        exponents = self.scales.file.codes(self.scales.name, index).astype(np.int32) - BIAS
+        codes = self.blocks.file.integers(self.blocks.name, ("U8",), index)
         values = np.empty((*codes.shape[:2], PER_BLOCK), np.float32)
         values[..., 0::2] = VALUES[codes & 15]
         values[..., 1::2] = VALUES[codes >> 4]
-        values *= np.ldexp(np.float32(1), exponents)[..., None].astype(np.float32)
+        values *= self._scales(index)[..., None].astype(np.float32)
         result: NDArray[np.float32] = values.reshape(codes.shape[0], -1).T
         return result
 
     def stored(self, index: int | None) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Yield name and values of the scales of an expert; only they can be unusable."""
-        exponents = self.scales.file.codes(self.scales.name, index or 0).astype(np.int32) - BIAS
-        yield f"{self.scales.name}[{index}]", np.ldexp(np.float32(1), exponents)
+        yield f"{self.scales.name}[{index}]", self._scales(index or 0)
+
+    def _scales(self, index: int) -> NDArray[np.float32]:
+        exponents = self.scales.file.integers(self.scales.name, ("U8",), index)
+        scales: NDArray[np.float32] = np.ldexp(np.float32(1), exponents.astype(np.int32) - BIAS)
+        return scales
 
 
 def join_blocks(

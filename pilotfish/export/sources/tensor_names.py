@@ -6,7 +6,6 @@ weights (`export.weights`), and the weight itself, as a view of the stored tenso
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -188,10 +187,8 @@ class TensorSlicer:
             return array
         if origin.expert is not None:
             return self._take_expert(array, origin)
-        if self._names.by_head and origin.parts[0].startswith("linear_attn."):
-            return self._take_key_heads(array, origin)
         if self._names.by_head:
-            return self._take_heads(array, origin.part, len(origin.parts))
+            return self._take_by_head(array, origin.part, origin.parts)
         return self._take_rows(array, origin.part, [f"{module}.weight" for module in origin.parts])
 
     def _take_expert(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
@@ -216,40 +213,28 @@ class TensorSlicer:
         """Return the row indices of this weight in a stored matrix of `count` rows, i64 [N]."""
         return self.take(name, origin, [np.arange(count)[:, None]])[:, 0]
 
-    def _take_heads(self, array: NDArray[T], part: int, parts: int) -> NDArray[T]:
-        """Return q, k or v from rows grouped by key head, or q or gate from rows by head."""
-        config = self._config
-        if parts == 2:  # a head's queries and its gate
-            if len(array) != 2 * config.heads * config.head_dim:
-                return array
-            halves = array.reshape(config.heads, 2, config.head_dim, *array.shape[1:])[:, part]
-            return halves.reshape(config.heads * config.head_dim, *array.shape[1:])
-        group = config.heads // config.kv_heads
-        if len(array) != config.kv_heads * (group + 2) * config.head_dim:
+    def _take_by_head(self, array: NDArray[T], part: int, parts: Sequence[str]) -> NDArray[T]:
+        """Return a part from rows that are grouped by head (see `Names.by_head`)."""
+        config, dims = self._config, self._config.recurrence
+        if dims is not None and parts[0].startswith("linear_attn."):
+            each = dims.heads // dims.key_heads
+            values, groups = each * dims.value_dim, dims.key_heads
+            is_qkv = parts[0].endswith("qkv")
+            sizes = [[dims.key_dim, dims.key_dim, values], [values]] if is_qkv else [[each]] * 2
+        elif len(parts) == 2:  # a head's queries and its gate
+            groups, sizes = config.heads, [[config.head_dim]] * 2
+        else:
+            groups, rows = config.kv_heads, config.head_dim
+            sizes = [[config.heads // groups * rows], [rows], [rows]]
+        flat = [size for several in sizes for size in several]
+        if len(array) != groups * sum(flat):
             return array  # the shape is wrong; the check of shapes reports it
-        # [kv_heads, group + 2, head_dim, …]
-        rows = array.reshape(config.kv_heads, group + 2, config.head_dim, *array.shape[1:])
-        chosen = rows[:, :group] if part == 0 else rows[:, group + part - 1]
-        return chosen.reshape(
-            math.prod(chosen.shape) // math.prod(array.shape[1:]), *array.shape[1:]
-        )
-
-    def _take_key_heads(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
-        """Return a part of linear attention from rows grouped by key head."""
-        dims = self._config.recurrence
-        assert dims is not None
-        each = dims.heads // dims.key_heads
-        sizes, firsts = [each, each], 1  # rows per key head; number of entries in the first part
-        if origin.parts[0].endswith("qkv"):
-            values = each * dims.value_dim
-            sizes, firsts = [dims.key_dim, dims.key_dim, values, values], 3
-        if len(array) != dims.key_heads * sum(sizes):
-            return array  # the shape is wrong; the check of shapes reports it
-        inner = array.shape[1:]
-        rows = array.reshape(dims.key_heads, sum(sizes), *inner)
-        parts = np.split(rows, np.cumsum(sizes[:-1]).tolist(), axis=1)
-        wanted = parts[firsts:] if origin.part else parts[:firsts]
-        return np.concatenate([part.reshape(-1, *inner) for part in wanted])
+        inner, first = array.shape[1:], sum(map(len, sizes[:part]))
+        grouped = array.reshape(groups, sum(flat), *inner)
+        pieces = np.split(grouped, np.cumsum(flat[:-1]).tolist(), axis=1)
+        chosen = pieces[first : first + len(sizes[part])]
+        taken = [piece.reshape(groups * piece.shape[1], *inner) for piece in chosen]
+        return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
     def shape(
         self, name: str, origin: Origin, stored: Mapping[str, tuple[int, ...]]
