@@ -8,7 +8,7 @@ tokenizer.model has no other added tokens; a tokenizer.json is extended and chan
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -51,15 +51,22 @@ class AddedTokens:
             ExportError: if a token would not get its stated id.
         """
         stated = {**known, **self.tokens}
-        named = {token.content for token in stated.values()}
-        for token_content in sorted(self.special - named):
-            id = tokenizer.token_to_id(token_content)
-            if id is not None:
-                stated[id] = AddedToken(token_content, special=True, normalized=False)
-        in_order = sorted(stated.items(), key=itemgetter(0))
-        for _, token in in_order:
+        stated |= self.special_in(tokenizer, stated.values())
+        for token in stated.values():
             token.special = token.special or token.content in self.special
-        _add(tokenizer, in_order, place, "give the model a tokenizer.json")
+        _add(tokenizer, stated, place, "give the model a tokenizer.json")
+
+    def special_in(
+        self, tokenizer: tokenizers.Tokenizer, known: Iterable[AddedToken]
+    ) -> dict[int, AddedToken]:
+        """Return the special tokens in a tokenizer's vocabulary that are not among `known`."""
+        others = sorted(self.special - {token.content for token in known})
+        ids = {token: tokenizer.token_to_id(token) for token in others}
+        return {
+            id: AddedToken(token, special=True, normalized=False)
+            for token, id in ids.items()
+            if id is not None
+        }
 
 
 def read_added(directory: Path) -> AddedTokens:
@@ -116,15 +123,10 @@ def complete(text: str, directory: Path) -> str:
     for token in stated.values():
         token.special = token.special or token.content in roles
     different = {id: token for id, token in stated.items() if repr(token) != repr(known.get(id))}
-    there = {token.content for token in (*known.values(), *stated.values())}
-    for token_content in sorted(added.special - there):
-        id = tokenizer.token_to_id(token_content)
-        if id is not None:
-            different[id] = AddedToken(token_content, special=True, normalized=False)
+    different |= added.special_in(tokenizer, (*known.values(), *stated.values()))
     if not different:
         return text
-    in_order = sorted(different.items(), key=itemgetter(0))
-    _add(tokenizer, in_order, str(directory), "let save_pretrained write the tokenizer again")
+    _add(tokenizer, different, str(directory), "let save_pretrained write the tokenizer again")
     return tokenizer.to_str()
 
 
@@ -133,12 +135,10 @@ def _as_named(token: str, special: Collection[str]) -> AddedToken:
 
 
 def _add(
-    tokenizer: tokenizers.Tokenizer,
-    in_order: list[tuple[int, AddedToken]],
-    place: str,
-    advice: str,
+    tokenizer: tokenizers.Tokenizer, tokens: Mapping[int, AddedToken], place: str, advice: str
 ) -> None:
-    """Add tokens; refuse tokens that would get other ids."""
+    """Add tokens by id; refuse tokens that would get other ids."""
+    in_order = sorted(tokens.items(), key=itemgetter(0))
     # a single call, since each call takes time proportional to all tokens
     tokenizer.add_tokens([token for _, token in in_order])
     for id, token in in_order:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, processors
+from tokenizers import AddedToken, decoders, models
 
 from pilotfish.engines.tokenizer import converting_errors
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.fields import format_value
 from pilotfish.export.tokenizers.pretokenizers import PRETOKENIZERS, Recipe
-from pilotfish.export.tokenizers.spelling import Prefix, spell
+from pilotfish.export.tokenizers.spelling import put_before, spell
 from pilotfish.export.tokenizers.tables import merges_by_score, pair
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)  # tokenizer.ggml.token_type
@@ -57,8 +57,8 @@ class GgufVocabulary:
             kinds.pop()
         self.size = len(kinds)
         self._tokens, self._kinds = tokens[: self.size], kinds
-        self.tokenizer_json: str = self._build().to_str()
         self.bos_id = self._id("bos_token_id")
+        self.tokenizer_json: str = self._build().to_str()
         ends = [self._end_id(f"{name}_token_id") for name in ("eos", "eot", "eom")]
         known = [id for id in ends if id is not None]
         self.eos_ids = list(dict.fromkeys([*known, *self._turn_ends()]))
@@ -68,20 +68,19 @@ class GgufVocabulary:
         }
 
     def _build(self) -> tokenizers.Tokenizer:
-        kinds = {
+        builders = {
             "gpt2": self._byte_level,
             "llama": self._sentencepiece,
-            "gemma4": self._sentencepiece_with_merges,
+            "gemma4": self._sentencepiece,
             "t5": self._unigram,
         }
         model = self._metadata.get("tokenizer.ggml.model")
-        build = kinds.get(model) if isinstance(model, str) else None
-        if build is None:
+        if not isinstance(model, str) or model not in builders:
             raise ExportError(
                 f"{self._path}: the tokenizer model {format_value(model)} is not supported; "
-                "supported are " + ", ".join(kinds)
+                "supported are " + ", ".join(builders)
             )
-        tokenizer = build()
+        tokenizer = builders[model](model)
         # A Unigram model would match the unknown token's name in a text.
         added = (UNKNOWN, CONTROL, USER_DEFINED) if model == "t5" else (CONTROL, USER_DEFINED)
         tokenizer.add_tokens(
@@ -91,12 +90,8 @@ class GgufVocabulary:
                 if token and kind in added
             ]
         )
-        bos = self._id("bos_token_id")
-        if bos is not None and self._adds_bos(model):
-            token = self._tokens[bos]
-            tokenizer.post_processor = processors.TemplateProcessing(
-                single=f"{token} $A", special_tokens=[(token, bos)]
-            )
+        if self.bos_id is not None and self._adds_bos(model):
+            put_before(tokenizer, self._tokens[self.bos_id], self.bos_id)
         return tokenizer
 
     def _adds_bos(self, model: object) -> bool:
@@ -104,7 +99,7 @@ class GgufVocabulary:
         if model == "gemma4":  # the files of gemma4 wrongly state false
             return True
         usual = model == "llama" or (model == "gpt2" and self._recipe().adds_bos)
-        return bool(self._metadata.get("tokenizer.ggml.add_bos_token", usual))
+        return self._flag("add_bos_token", usual=usual)
 
     def _recipe(self) -> Recipe:
         name = self._metadata.get("tokenizer.ggml.pre", "default")
@@ -116,70 +111,60 @@ class GgufVocabulary:
             )
         return recipe
 
-    def _byte_level(self) -> tokenizers.Tokenizer:
+    def _byte_level(self, _: str) -> tokenizers.Tokenizer:
         """Build a byte-level BPE with the file's merges (GPT-2)."""
         recipe = self._recipe()
-        merges = [pair(merge) for merge in self._list("merges", str)]
-        tokenizer = self._build_bpe(merges, ignore_merges=recipe.ignore_merges)
+        tokenizer = self._build_bpe(self._merges(), ignore_merges=recipe.ignore_merges)
         tokenizer.pre_tokenizer = recipe.build()
         tokenizer.decoder = decoders.ByteLevel()
         return tokenizer
 
-    def _sentencepiece(self) -> tokenizers.Tokenizer:
-        """Build a SentencePiece BPE with merges derived from scores (Llama 2)."""
-        triples = zip(self._tokens, self._kinds, self._scores(), strict=True)
-        merges = merges_by_score({token: score for token, kind, score in triples if kind == NORMAL})
-        tokenizer = self._build_bpe(merges, **self._bpe_options())
-        spell(tokenizer, self._prefix(usual=True))
+    def _sentencepiece(self, model: str) -> tokenizers.Tokenizer:
+        """Build a SentencePiece BPE with the file's merges (Gemma 4), or by scores (Llama 2)."""
+        if model == "gemma4":
+            merges, prefix = self._merges(), False
+        else:
+            triples = zip(self._tokens, self._kinds, self._scores(), strict=True)
+            scores = {token: score for token, kind, score in triples if kind == NORMAL}
+            merges, prefix = merges_by_score(scores), self._flag("add_space_prefix", usual=True)
+        unknown = self._id("unknown_token_id")
+        tokenizer = self._build_bpe(
+            merges,
+            unk_token=None if unknown is None else self._tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+        spell(tokenizer, "always" if prefix else "never")
         return tokenizer
 
-    def _sentencepiece_with_merges(self) -> tokenizers.Tokenizer:
-        """Build a SentencePiece BPE with the file's merges (Gemma 4)."""
-        merges = [pair(merge) for merge in self._list("merges", str)]
-        tokenizer = self._build_bpe(merges, **self._bpe_options())
-        spell(tokenizer, "never")
-        return tokenizer
-
-    def _unigram(self) -> tokenizers.Tokenizer:
+    def _unigram(self, _: str) -> tokenizers.Tokenizer:
         """Build a SentencePiece Unigram model (T5)."""
-        if self._metadata.get("tokenizer.ggml.treat_whitespace_as_suffix"):
+        if self._flag("treat_whitespace_as_suffix"):
             raise ExportError(
                 f"{self._path}: a tokenizer that puts spaces after words is not supported"
             )
         table = list(zip(self._tokens, map(float, self._scores()), strict=True))
+        has_map = self._metadata.get("tokenizer.ggml.precompiled_charsmap") is not None
+        stored = self._list("precompiled_charsmap", int) if has_map else []
         with converting_errors(f"{self._path}: the tokenizer is damaged", ExportError):
             unknown = self._id("unknown_token_id")
             tokenizer = tokenizers.Tokenizer(models.Unigram(table, unknown, False))
             spell(
                 tokenizer,
-                self._prefix(usual=False),
-                collapse=bool(self._metadata.get("tokenizer.ggml.remove_extra_whitespaces", False)),
-                table=self._table(),
+                "always" if self._flag("add_space_prefix") else "never",
+                collapse=self._flag("remove_extra_whitespaces"),
+                table=bytes(byte % 256 for byte in stored),
             )
         return tokenizer
 
-    def _table(self) -> bytes:
-        """Return SentencePiece's compiled character map; b"" without one."""
-        stored = self._metadata.get("tokenizer.ggml.precompiled_charsmap")
-        if stored is None:
-            return b""
-        return bytes(byte % 256 for byte in self._list("precompiled_charsmap", int))
+    def _flag(self, key: str, *, usual: bool = False) -> bool:
+        return bool(self._metadata.get(f"tokenizer.ggml.{key}", usual))
 
-    def _prefix(self, *, usual: bool) -> Prefix:
-        stated = self._metadata.get("tokenizer.ggml.add_space_prefix", usual)
-        return "always" if stated else "never"
+    def _merges(self) -> list[tuple[str, str]]:
+        return [pair(merge) for merge in self._list("merges", str)]
 
     def _scores(self) -> list[float]:
         return self._list("scores", (int, float))[: self.size]
-
-    def _bpe_options(self) -> dict[str, Any]:
-        """Return the options of a SentencePiece BPE for characters without a token."""
-        unknown = self._id("unknown_token_id")
-        return {
-            "unk_token": None if unknown is None else self._tokens[unknown],
-            "fuse_unk": True,
-            "byte_fallback": True,
-        }
 
     def _build_bpe(self, merges: list[tuple[str, str]], **options: Any) -> tokenizers.Tokenizer:
         vocabulary = {token: id for id, token in enumerate(self._tokens)}

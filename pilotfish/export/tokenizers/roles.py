@@ -8,69 +8,37 @@ null in the file has no token; a name that is absent has the class's default.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # keys of further tokens; the first key that is not empty is used
 EXTRA = ("extra_special_tokens", "additional_special_tokens")
 _TYPE = "AddedToken"
-_BEGIN_END = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
-_GEMMA = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "mask_token": "<mask>"}
-_LLAMA = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-_QWEN = dict.fromkeys(("eos_token", "pad_token", "unk_token"), "<|endoftext|>")
+_FILE = Path(__file__).with_name("classes.json")
+_GENERAL = ""  # transformers' general class, which overrides tokenizer_config.json
 
-# transformers' tokenizer classes that have default tokens, with these tokens by name.
-CLASSES: dict[str, dict[str, str]] = {
-    "CohereTokenizer": {
-        "bos_token": "<BOS_TOKEN>",
-        "eos_token": "<|END_OF_TURN_TOKEN|>",
-        "unk_token": "<UNK>",
-        "sep_token": "<SEP>",
-        "pad_token": "<PAD>",
-        "cls_token": "<CLS>",
-        "mask_token": "<MASK_TOKEN>",
-    },
-    "CodeGenTokenizer": {**_BEGIN_END, "unk_token": "<|endoftext|>"},
-    "CodeLlamaTokenizer": {
-        **_LLAMA,
-        "prefix_token": "▁<PRE>",
-        "middle_token": "▁<MID>",
-        "suffix_token": "▁<SUF>",
-        "eot_token": "▁<EOT>",
-        "fill_token": "<FILL_ME>",
-    },
-    "GPT2Tokenizer": {**_BEGIN_END, "unk_token": "<|endoftext|>"},
-    "GPTNeoXTokenizer": {
-        **_BEGIN_END,
-        "unk_token": "<|endoftext|>",
-        "pad_token": "<|padding|>",
-    },
-    "GemmaTokenizer": {**_GEMMA, "unk_token": "<unk>"},
-    "LlamaTokenizer": _LLAMA,
-    "Qwen2Tokenizer": _QWEN,
-    "Qwen3_5Tokenizer": _QWEN,
-}
-# model_type in config.json, also of multimodal models → tokenizer class. The general class
-# overrides tokenizer_config.json.
-_GENERAL = ""
-CLASS_OF_MODEL_TYPE: dict[str, str] = {
-    **dict.fromkeys(("mistral", "ministral", "ministral3", "mistral3", "mixtral"), _GENERAL),
-    **dict.fromkeys(("phi3", "stablelm", "olmo2", "olmo3", "ernie4_5", "nemotron"), _GENERAL),
-    **dict.fromkeys(("granite", "granitemoe", "granitemoeshared", "granitemoehybrid"), _GENERAL),
-    **dict.fromkeys(("glm", "glm4", "llava", "llava_next", "smolvlm"), _GENERAL),
-    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next"), "Qwen2Tokenizer"),
-    **dict.fromkeys(("qwen2_5_vl", "qwen3_vl"), "Qwen2Tokenizer"),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), "Qwen3_5Tokenizer"),
-    **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), "Qwen3_5Tokenizer"),
-    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), "GemmaTokenizer"),
-    **dict.fromkeys(("gemma3n", "gemma3n_text"), "GemmaTokenizer"),
-    **dict.fromkeys(("olmo", "olmoe", "gpt_neox"), "GPTNeoXTokenizer"),
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), "GPTNeoXTokenizer"),
-    **dict.fromkeys(("gpt2", "opt", "phi", "starcoder2"), "GPT2Tokenizer"),
-    **dict.fromkeys(("cohere", "cohere2", "aya_vision"), "CohereTokenizer"),
-}
-# Model types for which transformers ignores the class in tokenizer_config.json, often a wrong one.
-MISNAMED = frozenset({"qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text"})
+
+class _Data(msgspec.Struct, frozen=True):
+    """The facts of transformers in classes.json, which the reference tests check.
+
+    Attributes:
+        tokens: tokenizer class that has default tokens → these tokens by name.
+        model_types: tokenizer class → the model types of config.json, also of multimodal models.
+        misnamed: model types for which transformers ignores the class in tokenizer_config.json,
+            which is often a wrong one.
+    """
+
+    tokens: dict[str, dict[str, str]]
+    model_types: dict[str, list[str]]
+    misnamed: frozenset[str]
+
+
+_DATA = msgspec.json.decode(_FILE.read_bytes(), type=_Data)
+CLASSES, MISNAMED = _DATA.tokens, _DATA.misnamed
+CLASS_OF_MODEL_TYPE = {kind: name for name, kinds in _DATA.model_types.items() for kind in kinds}
 
 
 def tokenizer_class(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, models, processors
+from tokenizers import AddedToken, models
 
 from pilotfish.base.reading import read_content, reading_file
 from pilotfish.engines.tokenizer import converting_errors
@@ -28,7 +28,7 @@ from pilotfish.export.tokenizers.model_proto import (
     USER_DEFINED,
     parse_model,
 )
-from pilotfish.export.tokenizers.spelling import Prefix, spell
+from pilotfish.export.tokenizers.spelling import Prefix, put_before, spell
 from pilotfish.export.tokenizers.tables import merges_by_score
 
 MODEL = "tokenizer.model"
@@ -138,6 +138,4 @@ def _add_bos(tokenizer: tokenizers.Tokenizer, model: Any, added: AddedTokens) ->
     token = added.role("bos_token") or model.trainer_spec.bos_piece
     id = tokenizer.token_to_id(token)
     if id is not None and added.settings.get("add_bos_token", model.trainer_spec.bos_id >= 0):
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{token} $A", special_tokens=[(token, id)]
-        )
+        put_before(tokenizer, token, id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import tokenizers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 SPACE_MARK = "▁"
 # Pattern that splits the text "<0x0A>" in the middle, so that it does not become the byte's token.
@@ -57,3 +57,10 @@ def spell(
     if prefix != "never":
         ends.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(ends)
+
+
+def put_before(tokenizer: tokenizers.Tokenizer, token: str, id: int) -> None:
+    """Put a token before each text, such as BOS."""
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{token} $A", special_tokens=[(token, id)]
+    )

@@ -13,12 +13,14 @@ from typing import Annotated
 
 import msgspec
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models
 
 from pilotfish.base.reading import read_content, reading_file
 from pilotfish.engines.token_bytes import CHARACTER_OF_BYTE
 from pilotfish.engines.tokenizer import converting_errors
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.tokenizers.pretokenizers import Recipe
+from pilotfish.export.tokenizers.spelling import put_before
 from pilotfish.export.tokenizers.tables import merges_by_score
 
 FILE = "tekken.json"
@@ -78,15 +80,11 @@ def tekken_tokenizer_json(directory: Path) -> str:
     merges = merges_by_score({token: -rank for rank, token in enumerate(ordinary)})
     with converting_errors(f"{path} is damaged", ExportError):
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
-        split = pre_tokenizers.Split(Regex(file.config.pattern), "isolated")
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+        tokenizer.pre_tokenizer = Recipe((file.config.pattern,)).build()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_tokens(special)
     if BOS in vocabulary:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
-        )
+        put_before(tokenizer, BOS, vocabulary[BOS])
     return tokenizer.to_str()
 
 
