@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from pilotfish.engines.tokenizer import Tokenizer as ModelTokenizer
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.huggingface import DirectorySource
-from pilotfish.export.sources.huggingface_tokenizer import read_tokenizer
+from pilotfish.export.sources.huggingface_tokenizer import DirectoryTokenizer
 from pilotfish.export.tokenizers.gguf import CONTROL, USER_DEFINED, GgufVocabulary
 from pilotfish.export.tokenizers.roles import named_tokens, tokenizer_class
 from tests.export.test_special_tokens import (
@@ -111,14 +111,13 @@ def test_tokens_beside_a_vocab_json(tmp_path: Path) -> None:
     )
     pair = pair_of_files(tmp_path / "b", {"eos_token": TEXT}, added_tokens={TEXT: 260, "  ": 261})
     for path in (listed, pair):
-        text, _ = read_tokenizer(path)
-        tokenizer = ModelTokenizer.from_json(text)
+        tokenizer = ModelTokenizer.from_json(DirectoryTokenizer(path).text)
         assert tokenizer.encode(f"the{TEXT}  the", special=True) == [257, 260, 261, 257]
         assert 260 in tokenizer.special_tokens
         assert 261 not in tokenizer.special_tokens
     conflict = pair_of_files(tmp_path / "c", {"added_tokens_decoder": {"300": token(TEXT)}})
     with pytest.raises(ExportError, match="would get the id 260, not 300"):
-        read_tokenizer(conflict)
+        DirectoryTokenizer(conflict)
 
 
 def spaced(prefix: str | None) -> str:
@@ -172,7 +171,7 @@ def test_readers_that_differ_in_spaces_are_told_of(
     for name, content in (files | {"config.json": {"model_type": model_type}}).items():
         (tmp_path / name).write_text(json.dumps(content))
     with caplog.at_level(logging.WARNING, "pilotfish.export"):
-        read_tokenizer(tmp_path)
+        DirectoryTokenizer(tmp_path)
     reply = [record.getMessage() for record in caplog.records]
     assert bool(reply) == flag
     assert all("between a control token" in sentence for sentence in reply)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.export.export_errors import ExportError
-from pilotfish.export.sources.huggingface_tokenizer import read_tokenizer
+from pilotfish.export.sources.huggingface_tokenizer import DirectoryTokenizer
 from pilotfish.export.tokenizers.gguf import GgufVocabulary
 from pilotfish.export.tokenizers.sentencepiece import sentencepiece_tokenizer_json
 from tests.support.examples import examples
@@ -188,10 +188,10 @@ def test_half_a_file_is_refused(tmp_path: Path, size: int) -> None:
 
 def test_which_form_of_several_is_read(tmp_path: Path) -> None:
     write_model(tmp_path, trained("bpe"))
-    text, files = read_tokenizer(tmp_path)
-    assert [file.name for file in files] == ["tokenizer.model"]
-    (tmp_path / "tokenizer.json").write_text(text, "utf-8")
-    assert [file.name for file in read_tokenizer(tmp_path)[1]] == ["tokenizer.json"]
+    tokenizer = DirectoryTokenizer(tmp_path)
+    assert [file.name for file in tokenizer.files] == ["tokenizer.model"]
+    (tmp_path / "tokenizer.json").write_text(tokenizer.text, "utf-8")
+    assert [file.name for file in DirectoryTokenizer(tmp_path).files] == ["tokenizer.json"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ExportError, match=r"neither a tokenizer\.json nor another form"):
-        read_tokenizer(tmp_path / "empty")
+        DirectoryTokenizer(tmp_path / "empty")

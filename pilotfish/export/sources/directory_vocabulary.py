@@ -12,12 +12,10 @@ from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.fields import format_value
 from pilotfish.export.sources.huggingface_tokenizer import (
+    DirectoryTokenizer,
     drop_tokens_beyond,
-    expect_tokens,
-    read_end_tokens,
-    read_special_tokens,
     read_templates,
-    read_tokenizer,
+    token_ids,
 )
 
 
@@ -52,29 +50,31 @@ def read_vocabulary(
             token is not among them.
     """
     template, named = read_templates(path, ignored)
-    text, files = read_tokenizer(path, ignored)
+    tokenizer = DirectoryTokenizer(path, ignored)
     templates = [template or "", *named.values()]
-    expect_tokens(path, text, templates)
-    text, left_out = drop_tokens_beyond(text, rows, templates)
+    tokenizer.expect_tokens(templates)
+    text, left_out = drop_tokens_beyond(tokenizer.text, rows, templates)
     try:
         size = Tokenizer.from_json(text).vocab_size
     except ArtifactError as error:
         raise ExportError(f"{path}: the tokenizer is unusable: {error}") from None
     if size > rows:
         raise ExportError(f"{path}: the tokenizer has {size} tokens, but {limit}")
-    special = read_special_tokens(path, text)
+    ids = token_ids(text)
+    special, ends = tokenizer.special_tokens(ids), _end_ids(path, stated, size)
+    end = ids.get(special.get("eos_token", ""))
     begins = (values.get("bos_token_id") for values in stated)
     vocabulary = Vocabulary(
         model=model,
         tokenizer_json=text,
         vocab_size=size,
         bos_id=next((id for id in begins if isinstance(id, int) and 0 <= id < size), None),
-        eos_ids=read_end_tokens(_end_ids(path, stated, size), special, text),
+        eos_ids=ends if end is None or end in ends else [*ends, end],
         chat_template=template,
         chat_templates=named,
         special_tokens=special,
     )
-    return DirectoryVocabulary(vocabulary, files, left_out)
+    return DirectoryVocabulary(vocabulary, tokenizer.files, left_out)
 
 
 def _end_ids(path: Path, objects: Sequence[Mapping[str, Any]], size: int) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -67,14 +67,139 @@ class _Tables(msgspec.Struct):
     added_tokens: list[_AddedToken] = []
 
 
-def read_tokenizer(path: Path, ignored: Collection[str] = ()) -> tuple[str, list[Path]]:
-    """Return the content of a tokenizer.json, and the files that it was made from.
+class DirectoryTokenizer:
+    """A directory's tokenizer as a tokenizer.json, with what its other files say.
 
-    ignored: keys of tokenizer_config.json to ignore, from `IGNORABLE`.
+    Args:
+        path: the directory.
+        ignored: keys of tokenizer_config.json to ignore, from `IGNORABLE`.
+
+    Attributes:
+        text: content of the tokenizer.json.
+        files: the files that it was made from.
 
     Raises:
         ExportError: if there is no tokenizer, it is damaged, or its kind is not supported.
     """
+
+    def __init__(self, path: Path, ignored: Collection[str] = ()) -> None:
+        self._path = path
+        self.text, self.files = _read_form(path)
+        self._settings = read_object(path / "tokenizer_config.json")
+        self._roles = read_object(path / "special_tokens_map.json")
+        self._parsed = _parse(self.text)
+        decoder = self._parsed.get("decoder")
+        byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
+        config = read_object(path / "config.json")
+        self._class = tokenizer_class(self._settings, config, byte_level=byte_level)
+        self._rebuilt = self._class in CLASSES  # whether transformers rebuilds it from settings
+        self._expect_agreement(ignored, byte_level=byte_level)
+
+    def _expect_agreement(self, ignored: Collection[str], *, byte_level: bool) -> None:
+        """Refuse settings with which some readers would encode a text differently."""
+        where = self._path / "tokenizer_config.json"
+        split = self._settings.get("split_special_tokens") is True
+        if split and "split_special_tokens" not in ignored:
+            raise ExportError(
+                f"{where}: split_special_tokens turns the control tokens of a chat template into "
+                "text. Remove this key, or ignore it by --ignore-key split_special_tokens"
+            )
+        stated = self._settings.get("add_prefix_space")
+        # no program uses the key for other kinds of tokenizers
+        is_used = (self._rebuilt or byte_level) and "add_prefix_space" not in ignored
+        checks = isinstance(stated, bool) and is_used
+        warns = self._class == "LlamaTokenizer" and self._settings.get("legacy") is not True
+        if not checks and not warns:
+            return
+        try:
+            tokenizer = Tokenizer.from_json(self.text)
+        except ArtifactError:
+            return  # damaged: refused by its own reader
+        if warns:
+            self._warn_of_spaces(tokenizer)
+        adds_space = tokenizer.encode("a") != tokenizer.encode_rest("a").ids
+        if checks and adds_space != stated:
+            puts = "puts a space" if adds_space else "puts no space"
+            raise ExportError(
+                f"{where}: add_prefix_space is {str(stated).lower()}, but tokenizer.json {puts} "
+                "before a text, and other programs differ in which file they use. Make both files "
+                "agree, or use tokenizer.json by --ignore-key add_prefix_space"
+            )
+
+    def special_tokens(self, known: Collection[str]) -> dict[str, str]:
+        """Return the tokens that templates can write by name, of those that are `known`.
+
+        See `tokenizers.roles`.
+        """
+        padding = self._parsed.get("padding")
+        pad = padding.get("pad_token") if isinstance(padding, dict) else None
+        named = named_tokens(self._settings, self._roles, self._class, pad)
+        return {name: token for name, token in named.items() if not token or token in known}
+
+    def expect_tokens(self, templates: Collection[str]) -> None:
+        """Refuse a template that writes a token which some reader's tokenizer lacks.
+
+        transformers gives a missing token the next free id, for which the model was not trained.
+        """
+        known, special = token_ids(self.text), read_added(self._path).special
+        named = named_tokens(self._settings, self._roles, self._class)
+        for token in self._unlisted_tokens(special):
+            if any(token in template for template in templates):
+                raise ExportError(
+                    f"{self._path}: the chat template writes {token}, which tokenizer.json adds, "
+                    "but added_tokens_decoder in tokenizer_config.json does not list, and other "
+                    "programs differ in which file they use: let save_pretrained write the "
+                    "tokenizer again"
+                )
+        written = {token: token for token in special} | named
+        for name, token in written.items():
+            word = re.escape(name)
+            pattern = re.compile(rf"(?<!\w){word}(?!\w)" if name in named else word)
+            if token and token not in known and any(map(pattern.search, templates)):
+                raise ExportError(
+                    f"{self._path}: the chat template writes {name}, but the tokenizer does not "
+                    f"have this token, {token!r}: add the token to the model, or export the model "
+                    "without chats by --ignore-key chat_template"
+                )
+
+    def _unlisted_tokens(self, special: Collection[str]) -> set[str]:
+        """Return the added tokens of tokenizer.json that transformers ignores.
+
+        A class that rebuilds its tokenizer adds only the tokens that tokenizer_config.json lists.
+        Special tokens of the vocabulary keep their ids.
+        """
+        listed = self._settings.get("added_tokens_decoder")
+        if not isinstance(listed, dict) or not self._rebuilt:
+            return set()
+        try:
+            vocabulary = msgspec.convert(self._parsed, _Tables)
+        except msgspec.ValidationError:
+            return set()  # either a Unigram model, which no such class has, or a damaged file
+        added = {token.content for token in vocabulary.added_tokens}
+        vocabulary_tokens = {word for word in special if word in vocabulary.model.vocab}
+        return added - vocabulary_tokens - set(map(content, listed.values()))
+
+    def _warn_of_spaces(self, tokenizer: Tokenizer) -> None:
+        """Warn if transformers 5, unlike other readers, puts no space after a control token.
+
+        transformers 5 decides by `legacy` in the settings and ignores tokenizer.json; older
+        releases, llama.cpp and Llama 2's original program put a space.
+        """
+        control = next(iter(tokenizer.special_tokens.values()), None)
+        if control is None:
+            return
+        ids = tokenizer.encode(f"{control.content}a", special=True)[1:]
+        if ids != tokenizer.encode_rest("a").ids:
+            log.warning(
+                "%s: the tokenizer puts a space between a control token and a text, as "
+                "tokenizer.json states and llama.cpp does. transformers 5 puts no space unless "
+                "tokenizer_config.json states legacy: true, so its token ids of chats differ",
+                self._path.name,
+            )
+
+
+def _read_form(path: Path) -> tuple[str, list[Path]]:
+    """Return the content of a tokenizer.json, and the files that it was made from."""
     for names, read in FORMS:
         if all((path / name).is_file() for name in names):
             with reading_file(lambda problem: _unreadable(f"{path}: the tokenizer", problem)):
@@ -82,90 +207,12 @@ def read_tokenizer(path: Path, ignored: Collection[str] = ()) -> tuple[str, list
                     with (path / name).open("rb") as file:
                         refuse_pointer(path / name, file.read(100))
                 text = read(path)
-            _expect_agreement(path, text, ignored)
             used = dict.fromkeys((*names, *(name for name in _ALSO if (path / name).is_file())))
             return text, [path / name for name in used]
     forms = ", ".join(" and ".join(names) for names, _ in FORMS)
     raise ExportError(
         f"{path} has neither a tokenizer.json nor another form of a tokenizer ({forms})"
     )
-
-
-def read_special_tokens(path: Path, text: str) -> dict[str, str]:
-    """Return the tokens that templates can write by name; see `tokenizers.roles`.
-
-    text: content of the tokenizer.json.
-
-    Raises:
-        ExportError: if one of the directory's files is damaged.
-    """
-    settings, parsed = read_object(path / "tokenizer_config.json"), _parse(text)
-    padding = parsed.get("padding")
-    named = named_tokens(
-        settings,
-        read_object(path / "special_tokens_map.json"),
-        _find_class(path, settings, parsed),
-        padding.get("pad_token") if isinstance(padding, dict) else None,
-    )
-    known = token_ids(text)
-    return {name: token for name, token in named.items() if not token or token in known}
-
-
-def read_end_tokens(ids: list[int], special_tokens: Mapping[str, str], text: str) -> list[int]:
-    """Return the end tokens, and the tokenizer's eos_token if it is not among them."""
-    end = token_ids(text).get(special_tokens.get("eos_token", ""))
-    return ids if end is None or end in ids else [*ids, end]
-
-
-def expect_tokens(path: Path, text: str, templates: Collection[str]) -> None:
-    """Refuse a template that writes a token which some reader's tokenizer lacks.
-
-    transformers gives a missing token the next free id, for which the model was not trained.
-    """
-    known, parsed = token_ids(text), _parse(text)
-    settings, roles = (
-        read_object(path / name) for name in ("tokenizer_config.json", "special_tokens_map.json")
-    )
-    named = named_tokens(settings, roles, _find_class(path, settings, parsed))
-    special = read_added(path).special
-    for token in _unlisted_tokens(path, settings, parsed, special):
-        if any(token in template for template in templates):
-            raise ExportError(
-                f"{path}: the chat template writes {token}, which tokenizer.json adds, but "
-                "added_tokens_decoder in tokenizer_config.json does not list, and other "
-                "programs differ in which file they use: let save_pretrained write the "
-                "tokenizer again"
-            )
-    written = {token: token for token in special} | named
-    for name, token in written.items():
-        word = re.escape(name)
-        pattern = re.compile(rf"(?<!\w){word}(?!\w)" if name in named else word)
-        if token and token not in known and any(map(pattern.search, templates)):
-            raise ExportError(
-                f"{path}: the chat template writes {name}, but the tokenizer does not have "
-                f"this token, {token!r}: add the token to the model, or export the model "
-                "without chats by --ignore-key chat_template"
-            )
-
-
-def _unlisted_tokens(
-    path: Path, settings: dict[str, Any], parsed: dict[str, Any], special: Collection[str]
-) -> set[str]:
-    """Return the added tokens of tokenizer.json that transformers ignores.
-
-    A class that rebuilds its tokenizer adds only the tokens that tokenizer_config.json lists.
-    Special tokens of the vocabulary keep their ids.
-    """
-    listed = settings.get("added_tokens_decoder")
-    if not isinstance(listed, dict) or _find_class(path, settings, parsed) not in CLASSES:
-        return set()
-    try:
-        vocabulary = msgspec.convert(parsed, _Tables)
-    except msgspec.ValidationError:
-        return set()  # either a Unigram model, which no such class has, or a damaged file
-    added = {token.content for token in vocabulary.added_tokens}
-    vocabulary_tokens = {word for word in special if word in vocabulary.model.vocab}
-    return added - vocabulary_tokens - set(map(content, listed.values()))
 
 
 def token_ids(text: str) -> dict[str, int]:
@@ -175,73 +222,6 @@ def token_ids(text: str) -> dict[str, int]:
     ):
         ids: dict[str, int] = tokenizers.Tokenizer.from_str(text).get_vocab()
     return ids
-
-
-def _expect_agreement(path: Path, text: str, ignored: Collection[str]) -> None:
-    """Refuse settings with which some readers would encode a text differently."""
-    settings = read_object(path / "tokenizer_config.json")
-    where = path / "tokenizer_config.json"
-    if settings.get("split_special_tokens") is True and "split_special_tokens" not in ignored:
-        raise ExportError(
-            f"{where}: split_special_tokens turns the control tokens of a chat template into text. "
-            "Remove this key, or ignore it by --ignore-key split_special_tokens"
-        )
-    parsed = _parse(text)
-    _warn_of_spaces(path, settings, parsed, text)
-    stated = settings.get("add_prefix_space")
-    if not isinstance(stated, bool) or "add_prefix_space" in ignored:
-        return
-    if _find_class(path, settings, parsed) not in CLASSES and not _is_byte_level(parsed):
-        return  # no program uses the key for this kind of tokenizer
-    try:
-        tokenizer = Tokenizer.from_json(text)
-    except ArtifactError:
-        return  # damaged: refused by its own reader
-    adds_space = tokenizer.encode("a") != tokenizer.encode_rest("a").ids
-    if adds_space != stated:
-        puts = "puts a space" if adds_space else "puts no space"
-        raise ExportError(
-            f"{where}: add_prefix_space is {str(stated).lower()}, but tokenizer.json {puts} "
-            "before a text, and other programs differ in which file they use. Make both files "
-            "agree, or use tokenizer.json by --ignore-key add_prefix_space"
-        )
-
-
-def _warn_of_spaces(
-    path: Path, settings: dict[str, Any], parsed: dict[str, Any], text: str
-) -> None:
-    """Warn if transformers 5, unlike other readers, puts no space after a control token.
-
-    transformers 5 decides by `legacy` in the settings and ignores tokenizer.json; older releases,
-    llama.cpp and Llama 2's original program put a space.
-    """
-    if settings.get("legacy") is True or _find_class(path, settings, parsed) != "LlamaTokenizer":
-        return
-    try:
-        tokenizer = Tokenizer.from_json(text)
-    except ArtifactError:
-        return  # damaged: refused by its own reader
-    control = next(iter(tokenizer.special_tokens.values()), None)
-    if control is None:
-        return
-    ids = tokenizer.encode(f"{control.content}a", special=True)[1:]
-    if ids != tokenizer.encode_rest("a").ids:
-        log.warning(
-            "%s: the tokenizer puts a space between a control token and a text, as "
-            "tokenizer.json states and llama.cpp does. transformers 5 puts no space unless "
-            "tokenizer_config.json states legacy: true, so its token ids of chats differ",
-            path.name,
-        )
-
-
-def _find_class(path: Path, settings: dict[str, Any], parsed: dict[str, Any]) -> str:
-    config = read_object(path / "config.json")
-    return tokenizer_class(settings, config, byte_level=_is_byte_level(parsed))
-
-
-def _is_byte_level(parsed: dict[str, Any]) -> bool:
-    decoder = parsed.get("decoder")
-    return isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
 
 
 def _parse(text: str) -> dict[str, Any]:
