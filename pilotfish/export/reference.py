@@ -139,11 +139,11 @@ class Reference:
 
             return write
 
-        given = self._embed(tokens)
+        embeddings = self._embed(tokens)
         known = dict[str, Floats]()  # values that later layers read
         for write in (write_embedding, *map(layer, range(config.layers))):
-            outputs = self._compute(len(tokens), write, given | known)
-            given.clear()
+            outputs = self._compute(len(tokens), write, embeddings | known)
+            embeddings.clear()
             known |= {name: x for name, x in outputs.items() if not name.startswith(PRODUCT)}
             known[STATES] = known.pop(NEXT)
             yield outputs
@@ -151,11 +151,12 @@ class Reference:
     def _embed(self, tokens: NDArray[np.int64]) -> dict[str, Floats]:
         """Look up the tokens' rows in the embedding and in the table of per-layer embeddings."""
         config, inputs = self._config, self._config.token_inputs
-        found = {EMBEDDING: self._look_up(EMBEDDING, tokens, config.width)}
+        embeddings = {EMBEDDING: self._look_up(EMBEDDING, tokens, config.width)}
         if inputs is not None:  # tokens beyond this table use its row 0
             inside = np.where(tokens < inputs.rows, tokens, 0)
-            found[TOKEN_TABLE] = self._look_up(TOKEN_TABLE, inside, config.layers * inputs.width)
-        return found
+            width = config.layers * inputs.width
+            embeddings[TOKEN_TABLE] = self._look_up(TOKEN_TABLE, inside, width)
+        return embeddings
 
     def _look_up(self, name: str, tokens: NDArray[np.int64], width: int) -> Floats:
         """Read the rows `tokens` of a table, a part of the table at a time; f32 [T, width]."""
@@ -221,16 +222,14 @@ class _FedGraph(GraphWriter):
         super().__init__(io.BytesIO(), "")
         self.weights: dict[str, NDArray[Any]] = {}
 
-    def weight(self, name: str, array: NDArray[Any], dtype: str | None = None) -> str:
-        """Declare a weight as an input."""
-        self.weights[name] = np.ascontiguousarray(array)
-        return self.input(name, dtype or array.dtype.name, array.shape)
-
     def stream_weight(
         self, name: str, shape: Sequence[int], dtype: str, parts: Iterable[NDArray[Any]]
     ) -> str:
         """Declare a weight as an input."""
-        return self.weight(name, np.concatenate([*parts]).reshape(shape), dtype)
+        first, *others = parts
+        array = np.concatenate([first, *others]) if others else first
+        self.weights[name] = np.ascontiguousarray(array).reshape(shape)
+        return self.input(name, dtype, shape)
 
     def has(self, name: str) -> bool:
         """Whether a weight of this name was declared."""
