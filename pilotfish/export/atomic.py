@@ -59,7 +59,7 @@ def replacing(
 
 def expect_replaceable(out: Path, is_ours: Callable[[Path], bool] = is_artifact) -> None:
     """Raise `ExportError` if `out` exists and is neither empty nor accepted by `is_ours`."""
-    if out.exists() and not (out.is_dir() and (_is_empty(out) or is_ours(out))):
+    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or is_ours(out))):
         raise ExportError(f"{out} contains something other than an export: choose another --out")
 
 
@@ -103,10 +103,6 @@ def _remove_leftovers(out: Path) -> None:
             left.rename(out)
         else:
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _is_empty(folder: Path) -> bool:
-    return not any(folder.iterdir())
 
 
 def _sync(path: Path) -> None:

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Number = TypeVar("Number", np.float32, np.uint8)
 
 BLOCK = 32
 SMALLEST, LARGEST = 16, 128  # block sizes that kernels support: powers of 2 in this range
@@ -120,43 +123,38 @@ class Quantized:
             self, codes=self.codes[:, columns], scales=self.scales[:, blocks], offsets=offsets
         )
 
-    def fits(self, other: Quantized) -> bool:
-        """Whether the rows of the two weights can be stacked into one weight."""
-        if (self.bits, self.block) != (other.bits, other.block):
-            return False
-        if self.order is None or other.order is None:
-            return self.order is other.order
-        return np.array_equal(self.order, other.order)
+    @property
+    def layout(self) -> tuple[int, int, bytes]:
+        """What weights whose rows can be stacked into one weight have in common."""
+        return self.bits, self.block, b"" if self.order is None else self.order.tobytes()
 
 
 def join(parts: Sequence[Quantized]) -> Quantized:
-    """Stack the rows of weights that fit each other."""
-    if len(parts) == 1:
-        return parts[0]
+    """Stack the rows of weights with the same layout."""
     first = parts[0]
-    offsets, zeros = None, None
-    if any(part.offsets is not None for part in parts):
-        none = np.float32(0)
-        offsets = np.concatenate(
-            [
-                np.broadcast_to(none, part.scales.shape) if part.offsets is None else part.offsets
-                for part in parts
-            ]
-        )
-    if any(part.zeros is not None for part in parts):
-        middle = np.uint8(first.zero_point)
-        zeros = np.concatenate(
-            [
-                np.broadcast_to(middle, part.scales.shape) if part.zeros is None else part.zeros
-                for part in parts
-            ]
-        )
+    if len(parts) == 1:
+        return first
     return replace(
         first,
         codes=np.concatenate([part.codes for part in parts]),
         scales=np.concatenate([part.scales for part in parts]),
-        offsets=offsets,
-        zeros=zeros,
+        offsets=_stack(parts, [part.offsets for part in parts], np.float32(0)),
+        zeros=_stack(parts, [part.zeros for part in parts], np.uint8(first.zero_point)),
+    )
+
+
+def _stack(
+    parts: Sequence[Quantized], values: Sequence[NDArray[Number] | None], default: Number
+) -> NDArray[Number] | None:
+    """Stack values [N, K / block] of weights; if only some have them, others get the default."""
+    if all(each is None for each in values):
+        return None
+    shapes = (part.scales.shape for part in parts)
+    return np.concatenate(
+        [
+            np.broadcast_to(default, shape) if each is None else each
+            for shape, each in zip(shapes, values, strict=True)
+        ]
     )
 
 

@@ -26,12 +26,8 @@ class DataFile:
         """The SHA-256 (hex) of the bytes written so far."""
         return self._digest.hexdigest()
 
-    def put(self, tensor: TensorProto, *parts: NDArray[np.uint8]) -> None:
-        """Write the bytes of `tensor`, and record their place in `tensor`."""
-        self.stream(tensor, parts)
-
-    def stream(self, tensor: TensorProto, parts: Iterable[NDArray[np.uint8]]) -> None:
-        """Write a tensor from an iterator of parts, one part in memory at a time."""
+    def put(self, tensor: TensorProto, parts: Iterable[NDArray[np.uint8]]) -> None:
+        """Write the bytes of `tensor`, one part at a time, and record their place in `tensor`."""
         self._write(np.zeros(-self._file.tell() % PAGE, np.uint8))
         start = self._file.tell()
         for part in parts:

@@ -98,18 +98,15 @@ class GraphWriter:
         For "int4" the array is u8, with a value in the low four bits of each element.
         """
         dtype = dtype or array.dtype.name
-        payload = np.ascontiguousarray(pack_nibbles(array) if dtype == "int4" else array)
-        tensor = TensorProto(name=name, data_type=ELEMENT[dtype], dims=array.shape)
-        self._data.put(tensor, payload.reshape(-1).view(np.uint8))
-        self._initializers[name] = tensor
-        return name
+        payload = pack_nibbles(array) if dtype == "int4" else array
+        return self.stream_weight(name, array.shape, dtype, [payload])
 
     def stream_weight(
         self, name: str, shape: Sequence[int], dtype: str, parts: Iterable[NDArray[Any]]
     ) -> str:
         """Write a weight from an iterator of its parts along the first axis, to save memory."""
         tensor = TensorProto(name=name, data_type=ELEMENT[dtype], dims=shape)
-        self._data.stream(
+        self._data.put(
             tensor, (np.ascontiguousarray(part).reshape(-1).view(np.uint8) for part in parts)
         )
         self._initializers[name] = tensor

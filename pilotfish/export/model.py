@@ -241,15 +241,7 @@ def _described(config: ModelConfig) -> dict[str, Any]:
     """Return the fields of the manifest that follow from the configuration."""
     return {
         "architecture": config.model_type,
-        "dimensions": Dimensions(
-            layers=config.layers,
-            hidden=config.hidden,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            intermediate=config.intermediate,
-            context=config.context,
-        ),
+        "dimensions": msgspec.convert(config, Dimensions, from_attributes=True),
         "padded_vocab_size": config.vocab_size,
         "window": config.window,
         "states": _states(config),

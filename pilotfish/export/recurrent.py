@@ -33,7 +33,7 @@ def write_short_conv(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     projected = net.linear(h, hidden, {f"{module}.in_proj": 3 * hidden})
     before, after, x = net.split(projected, [hidden] * 3)
     inputs = prepend_earlier(net, i, net.multiply(before, x), hidden)
-    mixed = from_float32(net, convolve(net, inputs, f"{module}.conv", hidden, dims.taps))
+    mixed = net.from_float32(convolve(net, inputs, f"{module}.conv", hidden, dims.taps))
     return net.linear(net.multiply(after, mixed), hidden, {f"{module}.out_proj": hidden})
 
 
@@ -50,7 +50,7 @@ def write_delta_rule(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     qkv = net.silu(convolve(net, mixed, f"{module}.conv1d", dims.channels, dims.taps))
     rates = rows(net, rates, dims.taps - 1, ALL)
     answer = run_recurrence(net, dims, i, _operands(net, dims, module, qkv, rates))
-    heads = net.reshape(from_float32(net, answer), [-1, dims.value_dim])
+    heads = net.reshape(net.from_float32(answer), [-1, dims.value_dim])
     heads = net.norm(heads, f"{module}.norm", dims.value_dim)
     gated = net.multiply(net.reshape(heads, [-1, dims.values]), net.silu(gate))
     return net.linear(gated, dims.values, {f"{module}.out_proj": config.hidden})
@@ -63,7 +63,7 @@ def prepend_earlier(net: Dialect, layer: int, inputs: str, width: int) -> str:
     """
     past, present = f"past.{layer}.inputs", f"present.{layer}.inputs"
     net.graph.input(past, "float32", ["M", width])
-    net.graph.op("Identity", to_float32(net, inputs), name=present)
+    net.graph.op("Identity", net.to_float32(inputs), name=present)
     net.graph.output(present, "float32", ["T", width])
     return net.graph.op("Concat", past, present, axis=0)
 
@@ -78,7 +78,7 @@ def convolve(net: Dialect, inputs: str, name: str, channels: int, taps: int) -> 
         product = op("Mul", shifted, net.graph.weight(f"{name}.weight.{i}", tap))
         total = op("Add", total, product) if total else product
     if net.has_bias(name):
-        total = op("Add", total, write_float32(net, f"{name}.bias", channels))
+        total = op("Add", total, net.float32_weight(f"{name}.bias", channels))
     return total
 
 
@@ -87,7 +87,7 @@ def _operands(net: Dialect, dims: Recurrence, module: str, qkv: str, rates: str)
     op = net.graph.op
     q, k, v = net.split(qkv, [dims.keys, dims.keys, dims.values])
     writing, forgetting = net.split(rates, [dims.heads] * 2)
-    bias = write_float32(net, f"{module}.dt_bias", dims.heads)
+    bias = net.float32_weight(f"{module}.dt_bias", dims.heads)
     steps = op("Softplus", op("Add", forgetting, bias))
     log_decay = op("Mul", steps, write_rates(net, module, "speed", dims.heads))
     return [
@@ -106,9 +106,9 @@ def _unit_heads(net: Dialect, dims: Recurrence, x: str) -> str:
 
 
 def divide_by_root(net: Dialect, groups: str, epsilon: float, *, width: int = 1) -> str:
-    """Divide each group [n, groups, width] by √(Σx² / width + ε), in f32."""
+    """Divide each group […, width] by √(Σx² / width + ε), in f32."""
     op, constant = net.graph.op, net.graph.constant
-    total = op("ReduceSum", op("Mul", groups, groups), constant([2], "int64"), keepdims=1)
+    total = op("ReduceSum", op("Mul", groups, groups), constant([-1], "int64"), keepdims=1)
     if width > 1:
         total = op("Mul", total, constant(1 / width, "float32"))
     return op("Div", groups, op("Sqrt", op("Add", total, constant(epsilon, "float32"))))
@@ -144,11 +144,6 @@ def write_rates(net: Dialect, module: str, name: str, *shape: int) -> str:
     return net.graph.weight(f"{module}.{name}", -np.exp(logs).astype(np.float32))
 
 
-def write_float32(net: Dialect, name: str, *shape: int) -> str:
-    """Write a weight in f32, whatever the graph's floating-point type."""
-    return net.graph.weight(name, net.read(name, *shape))
-
-
 def missing_tokens(net: Dialect, dims: Recurrence, layer: int) -> str:
     """Return c, the number of tokens to replay, i64 [1]."""
     earlier = net.graph.op("Shape", f"past.{layer}.inputs", start=0, end=1)
@@ -159,16 +154,6 @@ def rows(net: Dialect, x: str, start: int, end: int) -> str:
     """Return rows start … end of x [n, width]."""
     bounds = (net.graph.constant([bound], "int64") for bound in (start, end, 0))
     return net.graph.op("Slice", x, *bounds)
-
-
-def to_float32(net: Dialect, x: str) -> str:
-    """Cast x to f32."""
-    return x if net.float == "float32" else net.cast(x, "float32")
-
-
-def from_float32(net: Dialect, x: str) -> str:
-    """Cast f32 to the graph's floating-point type."""
-    return x if net.float == "float32" else net.cast(x, net.float)
 
 
 def recurrence(config: ModelConfig) -> Recurrence:

@@ -15,11 +15,10 @@ from pilotfish.export.parts import Recurrence
 from pilotfish.export.recurrent import (
     add_skip,
     convolve,
-    from_float32,
+    divide_by_root,
     prepend_earlier,
     recurrence,
     run_recurrence,
-    to_float32,
     write_rates,
 )
 
@@ -39,8 +38,8 @@ def write_selective_scan(net: Dialect, config: ModelConfig, i: int, h: str) -> s
     log_decay = net.reshape(log_decay, [-1, dims.heads * dims.key_dim])
     answer = run_recurrence(net, dims, i, [c, b, op("Mul", step, x), log_decay])
     answer = add_skip(net, dims, i, net.reshape(answer, [-1, dims.values]), x)
-    gated = op("Mul", answer, net.silu(to_float32(net, gate)))
-    return net.linear(from_float32(net, gated), dims.values, {f"{module}.out_proj": config.hidden})
+    gated = op("Mul", answer, net.silu(net.to_float32(gate)))
+    return net.linear(net.from_float32(gated), dims.values, {f"{module}.out_proj": config.hidden})
 
 
 def _project(net: Dialect, dims: Recurrence, module: str, x: str) -> list[str]:
@@ -48,20 +47,13 @@ def _project(net: Dialect, dims: Recurrence, module: str, x: str) -> list[str]:
     assert dims.space is not None
     assert dims.space.rank is not None
     rank, epsilon = dims.space.rank, dims.space.epsilon
-    all_three = net.linear(from_float32(net, x), dims.values, {f"{module}.x_proj": dims.low})
-    parts = net.split(to_float32(net, all_three), [rank, dims.key_dim, dims.key_dim])
+    all_three = net.linear(net.from_float32(x), dims.values, {f"{module}.x_proj": dims.low})
+    widths = [rank, dims.key_dim, dims.key_dim]
+    parts = net.split(net.to_float32(all_three), widths)
     if epsilon is not None:
-        parts = [_rms_norm(net, part, epsilon) for part in parts]
+        sized = zip(parts, widths, strict=True)
+        parts = [divide_by_root(net, part, epsilon, width=width) for part, width in sized]
     # This weight is not quantised: it is small, and it determines the state's decay.
-    low = from_float32(net, parts[0])
+    low = net.from_float32(parts[0])
     steps = net.linear(low, rank, {f"{module}.dt_proj": dims.values}, rounded=False)
-    return [net.graph.op("Softplus", to_float32(net, steps)), *parts[1:]]
-
-
-def _rms_norm(net: Dialect, x: str, epsilon: float) -> str:
-    """Divide x by its root mean square, in f32."""
-    op, constant = net.graph.op, net.graph.constant
-    squares = op("ReduceSum", op("Mul", x, x), constant([1], "int64"), keepdims=1)
-    width = net.cast(op("Shape", x, start=1, end=2), "float32")
-    mean = op("Div", squares, width)
-    return op("Div", x, op("Sqrt", op("Add", mean, constant(epsilon, "float32"))))
+    return [net.graph.op("Softplus", net.to_float32(steps)), *parts[1:]]

@@ -232,6 +232,6 @@ class _Weights:
         if name not in self._files:
             self._files[name] = MappedFile(self._artifact.path / name)
         check_tensors([weight], self._artifact.path)
-        data.put(weight, self._files[name].view(offset, length))
+        data.put(weight, [self._files[name].view(offset, length)])
         self._done += length
         self._progress("weights", self._done, self._total)

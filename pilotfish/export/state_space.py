@@ -21,13 +21,10 @@ from pilotfish.export.recurrent import (
     add_skip,
     convolve,
     divide_by_root,
-    from_float32,
     prepend_earlier,
     recurrence,
     rows,
     run_recurrence,
-    to_float32,
-    write_float32,
     write_rates,
 )
 
@@ -49,8 +46,8 @@ def write_state_space(net: Dialect, config: ModelConfig, i: int, h: str) -> str:
     values = _scale_heads(net, dims, x, step)  # [c + T, values]
     answer = net.reshape(run_recurrence(net, dims, i, [c, b, values, log_decay]), [-1, dims.values])
     answer = add_skip(net, dims, i, answer, x)
-    gated = from_float32(
-        net, _gate_and_norm(net, dims, module, answer, net.silu(to_float32(net, gate)))
+    gated = net.from_float32(
+        _gate_and_norm(net, dims, module, answer, net.silu(net.to_float32(gate)))
     )
     return net.linear(gated, dims.values, {f"{module}.out_proj": config.hidden})
 
@@ -68,7 +65,7 @@ def _scale_projection(net: Dialect, dims: Recurrence, projected: str) -> str:
 def _steps(net: Dialect, dims: Recurrence, module: str, steps: str) -> tuple[str, str]:
     """Return Δ and the log decay, [c + T, heads] each."""
     op, graph, space = net.graph.op, net.graph, _space(dims)
-    bias = write_float32(net, f"{module}.dt_bias", dims.heads)
+    bias = net.float32_weight(f"{module}.dt_bias", dims.heads)
     step = op("Softplus", op("Add", steps, bias))
     if space.shortest > 0 or space.longest < math.inf:
         longest = min(space.longest, float(np.finfo(np.float32).max))
@@ -99,7 +96,7 @@ def _group_norm(net: Dialect, dims: Recurrence, name: str, x: str) -> str:
     width = dims.values // dims.key_heads
     groups = net.reshape(x, [-1, dims.key_heads, width])
     normed = divide_by_root(net, groups, net.config.norm_eps, width=width)
-    weight = write_float32(net, f"{name}.weight", dims.values)
+    weight = net.float32_weight(f"{name}.weight", dims.values)
     return net.graph.op("Mul", net.reshape(normed, [-1, dims.values]), weight)
 
 

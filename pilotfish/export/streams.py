@@ -31,9 +31,7 @@ def open_streams(net: Dialect, config: ModelConfig, x: str) -> str:
         )
         for i in range(config.streams.count - 1)
     ]
-    axis = net.graph.constant([1], "int64")
-    return net.graph.op("Concat", *(net.graph.op("Unsqueeze", each, axis) for each in (x, *others)),
-                        axis=1)  # fmt: skip
+    return net.graph.op("Concat", *(net.unsqueeze(each, 1) for each in (x, *others)), axis=1)
 
 
 def join_streams(net: Dialect, config: ModelConfig, x: str) -> str:
@@ -87,9 +85,8 @@ def _add_inputs(net: Dialect, streams: Streams, layer: str, x: str, layer_inputs
     if streams.scaled:
         active = net.multiply(active, net.weight(name, array=factors))
     part = add_layer_inputs(net, layer, active, layer_inputs)
-    axis = net.graph.constant([1], "int64")
     first, others = net.split(x, [1, streams.count - 1], axis=1)
-    others = net.graph.op("Add", others, net.graph.op("Unsqueeze", part, axis))
+    others = net.graph.op("Add", others, net.unsqueeze(part, 1))
     return net.graph.op("Concat", first, others, axis=1)
 
 
@@ -105,14 +102,13 @@ def _predict(net: Dialect, streams: Streams, layer: str, x: str) -> str:
 
 def _correct(net: Dialect, streams: Streams, layer: str, predicted: str, active: str) -> str:
     """Add to each stream its share of the active stream's prediction error."""
-    op, axis = net.graph.op, net.graph.constant([1], "int64")
+    op = net.graph.op
     modalities = _modalities(net, streams, layer, active)
     outputs = {f"{layer}.altup.correction_coefs": streams.count}
     shares = net.linear(modalities, streams.count, outputs, rounded=False)
     shares = op("Add", shares, net.graph.constant(1.0, net.float))  # [T, n]
-    error = op("Unsqueeze", op("Sub", active, _stream(net, predicted, streams.active)), axis)
-    shares = op("Unsqueeze", shares, net.graph.constant([2], "int64"))
-    return op("Add", predicted, net.multiply(shares, error))
+    error = net.unsqueeze(op("Sub", active, _stream(net, predicted, streams.active)), 1)
+    return op("Add", predicted, net.multiply(net.unsqueeze(shares, 2), error))
 
 
 def _modalities(net: Dialect, streams: Streams, layer: str, x: str) -> str:

@@ -13,13 +13,11 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.export.dialects.dialect import HEAD_NORMS
 from pilotfish.export.dialects.operators import WeightReader
 from pilotfish.export.dialects.opset24 import Opset24
 from pilotfish.export.graph import GraphWriter
-from pilotfish.export.model_config import Layer, ModelConfig
+from pilotfish.export.model_config import AttentionHeads, Layer, ModelConfig
 from pilotfish.export.network import write_head, write_inputs, write_layer
-from pilotfish.export.weights import EMBEDDING, HEAD_BIAS, XIELU
 
 Shape = tuple[int, ...]
 
@@ -37,35 +35,36 @@ def weights(config: ModelConfig) -> Iterator[tuple[str, Shape]]:
     """
     net = _Recorder(config)
     x, layer_inputs = write_inputs(net, config)
-    yield from net.take()
+    yield from net.recorded
     kinds: dict[Layer, list[tuple[str, Shape]]] = {}
     for i in range(config.layers):
         prefix, kind = f"model.layers.{i}.", config.layer(i)
         if kind not in kinds:
-            write_layer(net, config, i, x, layer_inputs[0] if layer_inputs else None)
-            kinds[kind] = [(name.removeprefix(prefix), shape) for name, shape in net.take()]
+            layer = _Recorder(config)
+            write_layer(layer, config, i, x, layer_inputs[0] if layer_inputs else None)
+            kinds[kind] = [(name.removeprefix(prefix), shape) for name, shape in layer.recorded]
         for name, shape in kinds[kind]:
             yield prefix + name, shape
+    count = len(net.recorded)
     write_head(net, config, x)
-    yield from net.take()
+    yield from net.recorded[count:]
 
 
 class _Recorder(Opset24):
-    """A dialect that records the weights instead of reading them; its graph is discarded."""
+    """A dialect that records the weights instead of reading them; its graph is discarded.
+
+    Attributes:
+        recorded: name and shape of each weight.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         no_source = cast("WeightReader", None)  # all methods that read weights are overridden
         super().__init__(GraphWriter(io.BytesIO(), ""), config, no_source, "fp32")
-        self._recorded: list[tuple[str, Shape]] = []
-
-    def take(self) -> list[tuple[str, Shape]]:
-        """Return the weights that were recorded since the last call."""
-        recorded, self._recorded = self._recorded, []
-        return recorded
+        self.recorded: list[tuple[str, Shape]] = []
 
     def read(self, name: str, *shape: int) -> NDArray[np.float32]:
         """Record a weight; return zeros of a small shape that stands for it."""
-        self._recorded.append((name, shape))
+        self.recorded.append((name, shape))
         return np.zeros([min(size, 1) for size in shape], np.float32)
 
     def linear(
@@ -77,19 +76,6 @@ class _Recorder(Opset24):
             if self.has_bias(name):
                 self.read(f"{name}.bias", rows)
         return x
-
-    def norm(self, x: str, name: str, width: int) -> str:
-        """Record the weights of a norm, if it has any."""
-        if self.config.form.learned_norms:
-            self.read(f"{name}.weight", width)
-            if self.config.form.norm_bias and not name.endswith(HEAD_NORMS):
-                self.read(f"{name}.bias", width)
-        return x
-
-    def embed(self, name: str) -> str:
-        """Record the embedding."""
-        self.read(name, self.config.vocab_size, self.config.width)
-        return self.tokens
 
     def embed_for_layers(self, name: str) -> str:
         """Record the table of per-layer embeddings."""
@@ -104,48 +90,18 @@ class _Recorder(Opset24):
         self.read(name, rows, self.config.hidden)
         return self.tokens
 
-    def activation(self, x: str, module: str) -> str:
-        """Record the parameters of xielu."""
-        for part in XIELU if self.config.activation == "xielu" else ():
-            self.read(f"{module}.act_fn.{part}", 1)
-        return x
-
     def attention(self, layer: int, qkv: str) -> str:
-        """Record the weights of the norms per head, and the sinks."""
-        form, heads = self.config.form, self.config.heads_of(layer)
+        """Record the weights of the norms per head, and the sinks; tables may be huge."""
+        kind, heads = self.config.layer(layer), self.config.heads_of(layer)
         module = f"model.layers.{layer}.self_attn"
-        if form.sinks:
+        if self.config.form.sinks:
             self.read(f"{module}.sinks", heads.queries)
-        norms = {"q_norm": heads.queries, "k_norm": heads.keys}
-        if self.config.layer(layer).kv_source is not None:
-            del norms["k_norm"]
-        learned = form.learned_norms and form.learned_qk_norm
-        if form.qk_norm in {"head", "heads"} and learned:
-            for name, count in norms.items():
-                each = () if form.qk_norm == "head" else (count,)
-                self.read(f"{module}.{name}.weight", *each, heads.dim)
+        self.prepare_heads(qkv, f"{module}.q_norm", heads, None)
+        if kind.kv_source is None:
+            keys = AttentionHeads(heads.keys, heads.keys, heads.dim)
+            self.prepare_heads(qkv, f"{module}.k_norm", keys, None)
         return qkv
 
-    def experts(self, x: str, scores: str, module: str) -> str:
-        """Record the weights of each expert."""
-        experts = self.config.experts
-        assert experts is not None
-        outer, width = experts.latent or self.config.hidden, experts.width
-        parts = ("gate_proj", "up_proj") if self.config.form.gated else ("up_proj",)
-        for j in range(experts.count):
-            name = f"{module}.experts.{j}"
-            self.linear(x, outer, {f"{name}.{part}": width for part in parts})
-            self.linear(x, width, {f"{name}.down_proj": outer})
-        if experts.biased:
-            self.read(f"{module}.expert_bias", experts.count)
-        if experts.parallel_mlp:
-            self.read(f"{module}.router_scale", experts.count)
-        return x
-
-    def finish(self, hidden: str, head: str) -> None:
-        """Record the head, if it is not the embedding, and its bias."""
-        rows = self.config.head_tokens or self.config.vocab_size
-        if head != EMBEDDING:
-            self.read(head, rows, self.config.width)
-        if "lm_head" in self.config.form.biases:
-            self.read(HEAD_BIAS, rows)
+    def _ones(self, width: int) -> str:
+        """Return a value that stands for a norm's weight of ones, which may be huge."""
+        return self.tokens

@@ -201,7 +201,7 @@ class Contrib(FusedExperts):
     @cached_property
     def _slot_positions(self) -> str:
         """Return the positions of the tokens, [1, T]."""
-        return self.graph.op("Unsqueeze", self.positions, self.graph.constant([0], "int64"))
+        return self.unsqueeze(self.positions, 0)
 
     def block_scales(self, name: str, scales: NDArray[np.float32]) -> str:
         """Write scales f32 [N, K / block] unless they are written already, in a small form."""

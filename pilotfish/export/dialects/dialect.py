@@ -136,14 +136,11 @@ class Dialect(AttentionInputs):
 
         It is computed in float32, because a rounding error could select another expert.
         """
-        if self.float != "float32":
-            x = self.cast(x, "float32")
         assert self.config.experts is not None
-        count, write = self.config.experts.count, self.graph.weight
-        weight = self.read(f"{name}.weight", count, self.config.hidden)
-        operands = [write(f"{name}.weight", weight)]
+        x, count = self.to_float32(x), self.config.experts.count
+        operands = [self.float32_weight(f"{name}.weight", count, self.config.hidden)]
         if self.has_bias(name):
-            operands.append(write(f"{name}.bias", self.read(f"{name}.bias", count)))
+            operands.append(self.float32_weight(f"{name}.bias", count))
         return self.graph.op("Gemm", x, *operands, transB=1)
 
     def code_rows(self, name: str, weight: Quantized, tokens: str) -> str:
@@ -201,8 +198,7 @@ class Dialect(AttentionInputs):
         factors = np.concatenate(scales).reshape(inputs.rows, -1)
         scale = self.graph.op("Gather", self.graph.weight(f"{name}.row_scales", factors), tokens)
         by_layer = self.reshape(row, [-1, self.config.layers, width])
-        factor = self.graph.op("Unsqueeze", scale, self.graph.constant([2], "int64"))
-        return self.multiply(by_layer, factor)
+        return self.multiply(by_layer, self.unsqueeze(scale, 2))
 
     def embed_positions(self, name: str) -> str:
         """Look up rows of a learned position table, [T, width]."""
@@ -300,8 +296,7 @@ class Dialect(AttentionInputs):
         """
         dims = self.config.recurrence
         assert dims is not None
-        axis = self.graph.constant([0], "int64")
-        q, k, v, *rates = (self.graph.op("Unsqueeze", row, axis) for row in rows)
+        q, k, v, *rates = (self.unsqueeze(row, 0) for row in rows)
         answer = self.graph.new_names("LinearAttention", 1)[0]
         self.graph.multi(
             "LinearAttention",

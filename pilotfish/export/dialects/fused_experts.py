@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotfish.export.blocks import BLOCK, Quantized
+from pilotfish.export.blocks import BLOCK
 from pilotfish.export.dialects.dialect import MICROSOFT
 from pilotfish.export.dialects.grouped_experts import GroupedExperts
-from pilotfish.export.graph import pack_nibbles
+from pilotfish.export.dialects.quantized_weights import pack_codes
 from pilotfish.export.parts import Experts
 from pilotfish.export.quantize import quantize
 
@@ -140,10 +140,3 @@ class FusedExperts(GroupedExperts):
         experts, _, projection = name.rpartition(".")
         parts = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
         return [f"{experts}.{j}.{part}" for part in parts]
-
-
-def pack_codes(weight: Quantized) -> NDArray[np.uint8]:
-    """Return the codes in the layout of MatMulNBits and QMoE, u8 [N, K · bits / 8]."""
-    if weight.bits != 4:
-        return weight.codes
-    return pack_nibbles(weight.codes).reshape(len(weight.codes), -1)

@@ -45,9 +45,8 @@ class GroupedExperts(Dialect):
         outputs = self._project_by_expert(inner, width, sizes, module, {"down_proj": outer})
         back = op("Gather", outputs, self._ranks(order), axis=0)
         by_token = self.reshape(back, [-1, experts.chosen, outer])
-        if self.float != "float32":
-            weights = self.cast(weights, self.float)
-        weighted = self.multiply(by_token, op("Unsqueeze", weights, constant([2], "int64")))
+        weights = self.unsqueeze(self.from_float32(weights), 2)
+        weighted = self.multiply(by_token, weights)
         return op("ReduceSum", weighted, constant([1], "int64"), keepdims=0)
 
     def choose_experts(self, scores: str, experts: Experts, module: str) -> ChosenExperts:
@@ -55,7 +54,7 @@ class GroupedExperts(Dialect):
 
         Among equal scores the expert with the lower number is chosen.
         """
-        op, constant, write = self.graph.op, self.graph.constant, self.graph.weight
+        op, constant = self.graph.op, self.graph.constant
         # The softmax over the chosen scores is the softmax over all scores, divided by its sum.
         early = experts.scores == "sigmoid" or experts.biased or not experts.normed
         if early:
@@ -63,8 +62,8 @@ class GroupedExperts(Dialect):
             scores = self.sigmoid(scores) if sigmoid else op("Softmax", scores, axis=-1)
         keys = scores
         if experts.biased:
-            name = f"{module}.expert_bias"
-            keys = op("Add", scores, write(name, self.read(name, experts.count)))
+            bias = self.float32_weight(f"{module}.expert_bias", experts.count)
+            keys = op("Add", scores, bias)
         names = self.graph.new_names("TopK", 2)
         size = constant([experts.chosen], "int64")
         weights, chosen = self.graph.multi("TopK", keys, size, names=names)
@@ -82,15 +81,14 @@ class GroupedExperts(Dialect):
         if experts.factor != 1.0:
             weights = op("Mul", weights, constant(experts.factor, "float32"))
         if experts.parallel_mlp:
-            name = f"{module}.router_scale"
-            scale = write(name, self.read(name, experts.count))
+            scale = self.float32_weight(f"{module}.router_scale", experts.count)
             weights = self.multiply(weights, op("Gather", scale, chosen))
         return ChosenExperts(weights, chosen)
 
     def _sizes(self, pairs: str, experts: Experts) -> str:
         """Return the number of pairs of each expert, [experts]."""
         op, constant = self.graph.op, self.graph.constant
-        column = op("Unsqueeze", pairs, constant([1], "int64"))
+        column = self.unsqueeze(pairs, 1)
         marks = op("Equal", column, constant([list(range(experts.count))], "int64"))
         return op("ReduceSum", self.cast(marks, "int64"), constant([0], "int64"), keepdims=0)
 

@@ -124,6 +124,10 @@ class Operators(ABC):
         values = self.read(name, *shape) if array is None else array
         return self.graph.weight(name, values.astype(self.float, copy=False))
 
+    def float32_weight(self, name: str, *shape: int) -> str:
+        """Write a weight of this shape in float32, whatever the graph's floating-point type."""
+        return self.graph.weight(name, self.read(name, *shape))
+
     def add(self, x: str, y: str) -> str:
         """Add x and y."""
         return self.graph.op("Add", x, y)
@@ -170,6 +174,18 @@ class Operators(ABC):
         """Reshape to a constant shape; 0 keeps a dimension, −1 is inferred."""
         return self.graph.op("Reshape", x, self.graph.constant(shape, "int64"))
 
+    def unsqueeze(self, x: str, *axes: int) -> str:
+        """Insert axes of length 1."""
+        return self.graph.op("Unsqueeze", x, self.graph.constant(axes, "int64"))
+
     def cast(self, x: str, dtype: str) -> str:
         """Cast x to another dtype."""
         return self.graph.op("Cast", x, to=ELEMENT[dtype])
+
+    def to_float32(self, x: str) -> str:
+        """Cast x from the graph's floating-point type to float32."""
+        return x if self.float == "float32" else self.cast(x, "float32")
+
+    def from_float32(self, x: str) -> str:
+        """Cast x from float32 to the graph's floating-point type."""
+        return x if self.float == "float32" else self.cast(x, self.float)

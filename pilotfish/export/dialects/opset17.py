@@ -56,13 +56,11 @@ class Opset17(PaddedAttention):
     def rms_norm(self, x: str, weight: str) -> str:
         """Compute x / rms(x) · weight over the last axis, in float32."""
         op = self.graph.op
-        wide = self.cast(x, "float32") if self.float == "float16" else x
+        wide = self.to_float32(x)
         square = op("Pow", wide, self.graph.constant(2.0, "float32"))
         mean = op("ReduceMean", square, axes=[-1], keepdims=1)
         shifted = op("Add", mean, self.graph.constant(self.config.norm_eps, "float32"))
-        normed = op("Div", wide, op("Sqrt", shifted))
-        if self.float == "float16":
-            normed = self.cast(normed, "float16")
+        normed = self.from_float32(op("Div", wide, op("Sqrt", shifted)))
         return op("Mul", normed, weight)
 
     def gelu(self, x: str, *, tanh: bool) -> str:
@@ -79,11 +77,10 @@ class Opset17(PaddedAttention):
     @shared
     def _angles(self, rope: Rope) -> tuple[str, str]:
         """Return cos and sin of the tokens' angles, [B, 1, S, pairs] each."""
-        op, axis = self.graph.op, self.graph.constant([1], "int64")
-        rows = (
-            op("Gather", each, self.slot_positions, axis=0) for each in self.rotary_tables(rope)
+        cos, sin = (
+            self.unsqueeze(self.graph.op("Gather", table, self.slot_positions, axis=0), 1)
+            for table in self.rotary_tables(rope)
         )
-        cos, sin = (op("Unsqueeze", row, axis) for row in rows)
         return cos, sin
 
     def rotate(self, x: str, rope: Rope, heads: AttentionHeads) -> str:

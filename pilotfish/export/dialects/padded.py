@@ -83,11 +83,7 @@ class PaddedAttention(GroupedExperts):
 
         Split them.
         """
-        config, heads, rope = (
-            self.config,
-            self.config.heads_of(layer),
-            self.config.layer(layer).rope,
-        )
+        config, heads = self.config, self.config.heads_of(layer)
         rope, sizes = config.layer(layer).rope, [heads.queries, heads.keys]
         if config.form.qk_norm in {None, "all"}:
             q, k = self.split(qk if rope is None else self.rotate(qk, rope, heads), sizes, axis=1)
@@ -107,13 +103,13 @@ class PaddedAttention(GroupedExperts):
     def _cell_positions(self) -> str:
         """Declare the input with the position of each cell's token; return it as [B, 1, 1, C]."""
         cells = self.graph.input("cell_positions", "int64", ["B", "C"])
-        return self.graph.op("Unsqueeze", cells, self.graph.constant([1, 2], "int64"))
+        return self.unsqueeze(cells, 1, 2)
 
     @cached_property
     def _query_factors(self) -> str:
         """Return the factor by which each token's queries are multiplied, [B, 1, S, 1]."""
         factors = self.graph.op("Gather", str(self.query_growth()), self.unpack)
-        return self.graph.op("Unsqueeze", factors, self.graph.constant([1, 3], "int64"))
+        return self.unsqueeze(factors, 1, 3)
 
     def _attend(self, q: str, key: str, value: str, layer: int) -> str:
         """Compute softmax(q · keyᵀ · scale + mask) · value; q [B, kv_heads, group · S, …]."""
@@ -149,8 +145,7 @@ class PaddedAttention(GroupedExperts):
         """Return the mask of a window, [B, 1, S, C]."""
         if window is None:
             return self.mask
-        axes = self.graph.constant([1, 3], "int64")
-        positions = self.graph.op("Unsqueeze", self.slot_positions, axes)
+        positions = self.unsqueeze(self.slot_positions, 1, 3)
         return self.hide_beyond(window, self.mask, positions, self._cell_positions)
 
     @shared
@@ -161,7 +156,7 @@ class PaddedAttention(GroupedExperts):
         """
         graph = self.graph
         tokens = graph.op("Mul", self.unpack, graph.constant(total, "int64"))
-        tokens = graph.op("Unsqueeze", tokens, graph.constant([1], "int64"))  # [B, 1, S]
+        tokens = self.unsqueeze(tokens, 1)  # [B, 1, S]
         return graph.op("Add", tokens, graph.constant([[first + i] for i in range(count)], "int64"))
 
     @cached_property

@@ -31,11 +31,11 @@ def update_state_by_pairs(
     sums = op("Concat", zero, after, axis=1)  # [heads, n + 1], from before the first token
     before = net.reshape(states[0], [dims.heads, dims.key_dim, dims.value_dim])
 
-    decay = op("Trilu", _decay_between(net, after, after, axes=(2, 1)), upper=0)  # [heads, n, n]
+    decay = op("Trilu", _decay_between(net, after, after), upper=0)  # [heads, n, n]
     scores = op("MatMul", q, op("Transpose", k, perm=[0, 2, 1]))  # [key_heads, n, n]
     answer = op("MatMul", _repeat_for_heads(net, dims, scores, decay), v)
     read = op("MatMul", _repeat_for_heads(net, dims, q), before)
-    past_decay = op("Exp", net.cast(op("Unsqueeze", after, constant([2], "int64")), "float32"))
+    past_decay = op("Exp", net.cast(net.unsqueeze(after, 2), "float32"))
     answer = op("Add", answer, op("Mul", read, past_decay))
 
     count = op("Shape", rows[3], start=0, end=1)
@@ -44,26 +44,23 @@ def update_state_by_pairs(
     )  # [heads, key_dim, n]
     for name, end in zip(states[1:], (missing, count), strict=True):
         total = op("Gather", sums, end, axis=1)  # [heads, 1]
-        part = _decay_between(net, total, after, axes=(2, 1))  # [heads, 1, n]
+        part = _decay_between(net, total, after)  # [heads, 1, n]
         part = op("Where", _is_before(net, count, end), part, constant(0.0, "float32"))
         new = op("MatMul", op("Mul", keys_by_head, part), v)
-        past_decay_to_end = op(
-            "Exp", net.cast(op("Unsqueeze", total, constant([2], "int64")), "float32")
-        )
+        past_decay_to_end = op("Exp", net.cast(net.unsqueeze(total, 2), "float32"))
         state = op("Add", op("Mul", before, past_decay_to_end), new)
         op("Unsqueeze", state, constant([0], "int64"), name=name)
     merged = net.reshape(op("Transpose", answer, perm=[1, 0, 2]), [1, -1, dims.values])
     return op("Slice", merged, missing, constant([ALL], "int64"), constant([1], "int64"))
 
 
-def _decay_between(net: Operators, ends: str, starts: str, axes: tuple[int, int]) -> str:
-    """Return the decay from `starts` to `ends` (cumulative log decays), f32; at most 1."""
+def _decay_between(net: Operators, ends: str, starts: str) -> str:
+    """Return the decay from each of `starts` to each of `ends`, f32, at most 1.
+
+    Both are cumulative log decays.
+    """
     op = net.graph.op
-    end, start = (
-        op("Unsqueeze", sums, net.graph.constant([axis], "int64"))
-        for sums, axis in zip((ends, starts), axes, strict=True)
-    )
-    between = net.cast(op("Sub", end, start), "float32")
+    between = net.cast(op("Sub", net.unsqueeze(ends, 2), net.unsqueeze(starts, 1)), "float32")
     return op("Exp", op("Min", between, net.graph.constant(0.0, "float32")))
 
 
@@ -71,7 +68,7 @@ def _repeat_for_heads(net: Operators, dims: Recurrence, x: str, factor: str = ""
     """Repeat x [key_heads, …, m] for the heads, times `factor` [heads, …, m]; → [heads, n, m]."""
     op, each = net.graph.op, dims.heads // dims.key_heads
     if each > 1:
-        x = op("Unsqueeze", x, net.graph.constant([1], "int64"))
+        x = net.unsqueeze(x, 1)
         if factor:
             inner = op("Shape", factor, start=1)
             groups = net.graph.constant([dims.key_heads, each], "int64")

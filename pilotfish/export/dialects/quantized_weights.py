@@ -9,6 +9,7 @@ these and into further columns (`folded_offsets`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,20 +28,16 @@ def projection(net: Operators, x: str, names: Sequence[str], weights: Sequence[W
     Successive weights with the same layout are joined and multiplied in one operation.
     """
     products: list[str] = []
-    start = 0
-    for end in range(1, len(weights) + 1):
-        if end < len(weights) and _fit(weights[end - 1], weights[end]):
-            continue
-        label = "+".join(names[start:end]) + ".weight"
-        products.append(_joined_product(net, x, label, weights[start:end]))
-        start = end
+    named = zip(names, weights, strict=True)
+    for _, group in groupby(named, lambda each: _layout(each[1])):
+        some_names, some_weights = zip(*group, strict=True)
+        label = "+".join(some_names) + ".weight"
+        products.append(_joined_product(net, x, label, some_weights))
     return products[0] if len(products) == 1 else net.concat(*products)
 
 
-def _fit(first: Weight, second: Weight) -> bool:
-    if isinstance(first, Quantized) and isinstance(second, Quantized):
-        return first.fits(second)
-    return not isinstance(first, Quantized) and not isinstance(second, Quantized)
+def _layout(weight: Weight) -> tuple[int, int, bytes] | None:
+    return weight.layout if isinstance(weight, Quantized) else None
 
 
 def _joined_product(net: Operators, x: str, name: str, weights: Sequence[Weight]) -> str:
@@ -99,27 +96,31 @@ def code_rows(net: Operators, name: str, weight: Quantized, tokens: str) -> str:
     if weight.bits == 4:
         wide, base = net.cast(rows, "int32"), graph.constant(16, "int32")
         pair = (op(kind, wide, base) for kind in ("Mod", "Div"))
-        last = graph.constant([-1], "int64")
-        nibbles = op("Concat", *(op("Unsqueeze", each, last) for each in pair), axis=-1)
+        nibbles = net.concat(*(net.unsqueeze(each, -1) for each in pair))
         rows = net.reshape(nibbles, [-1, weight.scales.shape[1], weight.block])
     middle = graph.constant(weight.zero_point, net.float)
     return op("Sub", net.cast(rows, net.float), middle)
 
 
 def write_codes(graph: GraphWriter, name: str, weight: Quantized) -> str:
-    """Write codes u8 [N, blocks, bytes per block] if they are not written yet.
+    """Write the codes as `pack_codes` returns them, if they are not written yet."""
+    if not graph.has(f"{name}.codes"):
+        graph.weight(f"{name}.codes", pack_codes(weight))
+    return f"{name}.codes"
+
+
+def pack_codes(weight: Quantized) -> NDArray[np.uint8]:
+    """Return the codes in the layout of MatMulNBits and QMoE, u8 [N, blocks, bytes per block].
 
     The last block is filled up if the block does not divide K.
     """
-    if not graph.has(f"{name}.codes"):
-        rows, width = weight.codes.shape
-        padding = ((0, 0), (0, -width % weight.block))
-        codes = np.pad(weight.codes, padding, constant_values=weight.zero_point)
-        codes = codes.reshape(rows, -1, weight.block)
-        if weight.bits == 4:
-            codes = pack_nibbles(codes).reshape(*codes.shape[:2], weight.block // 2)
-        graph.weight(f"{name}.codes", codes)
-    return f"{name}.codes"
+    rows, width = weight.codes.shape
+    padding = ((0, 0), (0, -width % weight.block))
+    codes = np.pad(weight.codes, padding, constant_values=weight.zero_point)
+    codes = codes.reshape(rows, -1, weight.block)
+    if weight.bits == 4:
+        codes = pack_nibbles(codes).reshape(*codes.shape[:2], weight.block // 2)
+    return codes
 
 
 def _offsets(graph: GraphWriter, name: str, weight: Quantized) -> str:
