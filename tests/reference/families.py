@@ -290,6 +290,8 @@ FAMILIES: dict[str, Family] = {
                       | rope("dynamic", alpha=1000.0, factor=1.0), "late"),
     "glm4.5-air": Family("glm4_moe", R | HALF | ROUTED | {
         "head_dim": 32, "attention_bias": True}, "partial experts"),
+    "minimax-m2": Family("minimax_m2", R | HALF | {
+        "head_dim": 32, "num_experts_per_tok": 2, "num_local_experts": 4}, "partial experts"),
     "glm4.6": Family("glm4_moe", R | HALF | ROUTED | {
         "head_dim": 16, "attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 0,
         "n_shared_experts": 2, "num_nextn_predict_layers": 0}, "partial experts"),
@@ -406,6 +408,10 @@ FAMILIES: dict[str, Family] = {
         "num_key_value_heads": 2}),
     "qwen3-vl": wrapped("qwen3_vl", "qwen3_vl_text", R | TIED | {"head_dim": 16}
                         | rope(mrope_section=[4, 2, 2], mrope_interleaved=True), QWEN_VL),
+    "qwen3-vl-moe": wrapped("qwen3_vl_moe", "qwen3_vl_moe_text", R | UNTIED | EXPERTS
+                            | {"head_dim": 16, "moe_intermediate_size": 96}
+                            | rope(mrope_section=[4, 2, 2], mrope_interleaved=True),
+                            QWEN_VL)._replace(kinds="experts"),
     "llava": wrapped("llava", "llama", R, CLIP),
 }  # fmt: skip
 

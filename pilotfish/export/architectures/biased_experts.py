@@ -14,7 +14,7 @@ from pilotfish.export.architectures.architecture import (
     Mixture,
     Names,
 )
-from pilotfish.export.architectures.experts import GATE, PARTS
+from pilotfish.export.architectures.experts import GATE, LOCAL, MIXTRAL_MODULES, PARTS
 from pilotfish.export.model_config import Form
 
 # The router of DeepSeek-V3 without groups, which most of these classes have.
@@ -51,6 +51,19 @@ BIASED_MIXTURES: dict[str, Architecture] = {
             modules={**GATE, **SHARED},
             tensors={f"mlp.moe_statics.{CORRECTION}": "mlp.expert_bias"},
             aside=("model.mtp_",),  # the multi-token-prediction head
+        ),
+    ),
+    "minimax_m2": Architecture(
+        models="MiniMax M2, M2.1, M2.5, M2.7",
+        keys={"partial_rotary_factor": 1.0, "rotary_dim": None},
+        key_names=LOCAL,
+        neutral={"scoring_func": ("sigmoid",), "use_routing_bias": (True,), "use_qk_norm": (True,),
+                 "qk_norm_type": ("per_layer",), "shared_intermediate_size": (0,)},
+        form=Form(qk_norm="all"),
+        mixture=Mixture(normed=True, scores="sigmoid", biased=True),
+        names=Names(
+            modules=MIXTRAL_MODULES,
+            tensors={f"block_sparse_moe.{CORRECTION}": "mlp.expert_bias"},
         ),
     ),
     "exaone_moe": Architecture(

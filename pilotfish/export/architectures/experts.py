@@ -27,6 +27,13 @@ EVERY = tuple(f"mlp.experts.*.{part}" for part in PARTS)
 
 
 LOCAL = {"num_experts": "num_local_experts"}
+MIXTRAL_MODULES = {
+    "block_sparse_moe.gate": "mlp.router",
+    **{
+        f"block_sparse_moe.experts.*.w{i}": f"mlp.experts.*.{part}_proj"
+        for i, part in ((1, "gate"), (2, "down"), (3, "up"))
+    },
+}
 
 GRANITE_MOE = Architecture(
     models="Granite 3 MoE",
@@ -65,15 +72,7 @@ MIXTURES: dict[str, Architecture] = {
         key_names=LOCAL,
         windows="all",
         mixture=NORMED,
-        names=Names(
-            modules={
-                "block_sparse_moe.gate": "mlp.router",
-                **{
-                    f"block_sparse_moe.experts.*.w{i}": f"mlp.experts.*.{part}_proj"
-                    for i, part in ((1, "gate"), (2, "down"), (3, "up"))
-                },
-            }
-        ),
+        names=Names(modules=MIXTRAL_MODULES),
         gguf=Gguf(name="llama", when="expert_count", interleaved=True),
     ),
     "qwen2_moe": Architecture(
@@ -93,6 +92,21 @@ MIXTURES: dict[str, Architecture] = {
         mixture=Mixture(),
         names=Names(modules=GATE),
         gguf=Gguf(name="qwen3moe", derive=lambda _: {"norm_topk_prob": True}),
+    ),
+    "qwen3_vl_moe_text": Architecture(
+        models="the text of Qwen3-VL MoE",
+        keys={**HEAD_DIM, "tie_word_embeddings": False},
+        form=Form(qk_norm="head"),
+        biases={"attention_bias": ATTENTION},
+        mixture=NORMED,
+        names=Names(
+            modules=GATE,
+            stacked={
+                "mlp.experts.gate_up_proj": tuple(f"{name}.weight" for name in EVERY[:2]),
+                "mlp.experts.down_proj": (f"{EVERY[2]}.weight",),
+            },
+            columns=None,  # published files are [experts, in, out]
+        ),
     ),
     "olmoe": Architecture(
         models="OLMoE",
