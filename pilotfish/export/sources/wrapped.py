@@ -24,6 +24,7 @@ WRAPPERS: Mapping[str, tuple[str, ...]] = {
     "gemma3n_text": ("gemma3n",),
     "gemma4_text": ("gemma4",),
     "gemma4_unified_text": ("gemma4_unified",),
+    "glm4v_text": ("glm4v",),
     "lfm2": ("lfm2_vl",),
     "llama": ("deepseek_vl", "deepseek_vl_hybrid", "glmasr", "idefics3", "janus", "llava",
               "llava_next", "llava_next_video", "perception_lm", "smolvlm", "video_llava",
