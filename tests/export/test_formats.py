@@ -208,3 +208,33 @@ def test_a_gguf_file_without_the_axis_of_its_only_expert_has_it(tmp_path: Path) 
     file = GgufFile(tmp_path / "m.gguf")
     assert [info.shape for info in file.tensors.values()] == [(1, 4, 32), (1, 4)]
     assert file.tensor("blk.0.ffn_up_exps.weight", 0).shape == (4, 32)
+
+
+@pytest.mark.parametrize("stated", [{}, {"quant_method": "modelopt"}])
+def test_fp8_of_modelopt_is_read_like_other_fp8(tmp_path: Path, stated: dict[str, str]) -> None:
+    weights: dict[str, Any] = tiny_weights(SIZES)
+    name = "model.layers.1.self_attn.k_proj.weight"
+    packed, floats = packers.float8(weights[name], None)
+    weights |= {f"{name.removesuffix('.weight')}.{part}": each for part, each in packed.items()}
+    weights[name.replace("weight", "input_scale")] = np.ones((), np.float32)
+    fields = {"producer": {"name": "modelopt"}, "quant_algo": "FP8", **stated}
+    source = open_source(str(write_packed(tmp_path / "m", SIZES, fields, weights)))
+    np.testing.assert_array_equal(source.tensor(name), floats)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, r"'modelopt' \(NVFP4\), but only"),
+        ({"quant_algo": "NVFP4", "producer": {}}, r"'modelopt' \(NVFP4\).*give the original"),
+        ({"weights": "int4"}, r"does not state quant_method \(it has weights\), but only"),
+        ({"quant_method": "bitnet", "quantization_mode": "online"}, "rounded to .* in each pass"),
+        ({"quant_method": "bitnet"}, "packed into 2 bits.*give rounded, unpacked weights"),
+    ],
+)
+def test_other_quantisations_are_refused_by_name(
+    tmp_path: Path, fields: dict[str, Any], words: str
+) -> None:
+    path = write_directory(tmp_path / "m", LLAMA | {"quantization_config": fields})
+    with pytest.raises(ExportError, match=words):
+        open_source(str(path))

@@ -225,7 +225,7 @@ def epsilon(config: ModelConfig) -> str:
         ("Mixtral", {"expert_used_count": None}, r"llama\.expert_used_count is missing"),
         ("Pythia", {"use_parallel_residual": None}, r"use_parallel_residual is missing"),
         ("Gemma 3", {"block_count": None}, r"gemma3\.block_count is None"),
-        ("StableLM 2", {"attention.layer_norm_epsilon": None}, r"layer_norm_epsilon is None"),
+        ("StableLM 2", {"attention.layer_norm_epsilon": None}, r"layer_norm_epsilon is missing"),
         ("LFM2", {"attention.head_count_kv": [0, 1, 2, 0]}, r"model_type|lfm2"),
         ("LFM2", {"attention.head_count_kv": [0, 0, 2]}, r"lfm2\.attention\.head_count_kv must be"),
         ("LFM2", {"shortconv.l_cache": None}, r"lfm2\.shortconv\.l_cache is missing"),

@@ -79,3 +79,24 @@ def test_only_wrappers_of_gemma_limit_the_logits(tmp_path: Path) -> None:
     text = BY_NAME["mlc:gemma2_2b"]
     with pytest.raises(ExportError, match="a limit of its logits"):
         describe_directory(wrapped("llava", text, tmp_path), "model", ())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "text", "words"),
+    [
+        (
+            "kimi_k25",
+            {"model_type": "kimi_k2", "n_routed_experts": 8},
+            r"supported \(kimi_k2\), see",
+        ),
+        ("mllama", {"model_type": "mllama_text_model"}, "'mllama_text_model' is not supported"),
+        ("minimax_m3_vl", {"num_local_experts": 8}, r"not supported \(minimax_m3_vl\), see"),
+        ("llama4", {"model_type": "llama4_text"}, "Llama 4 is supported only without experts"),
+        ("maira2", GRANITE, "give its weights with text_config as their config.json"),
+    ],
+)
+def test_an_unknown_wrapper_is_refused_by_what_its_text_model_is(
+    model_type: str, text: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ExportError, match=f"{model_type}.*{words}"):
+        describe_directory(wrapped(model_type, text, tmp_path), "model", ())

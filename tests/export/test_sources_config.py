@@ -172,7 +172,7 @@ def test_variants_of_opt(change: dict[str, Any], expected: dict[str, Any]) -> No
         (LLAMA | {"hidden_act": "mish"}, "'mish'"),
         (LLAMA | {"hidden_size": "32"}, "hidden_size is '32'"),
         (LLAMA | {"num_attention_heads": 0}, "num_attention_heads is 0"),
-        ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size is None"),
+        ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size is missing"),
         (LLAMA | {"sliding_window": 64}, "sliding_window is 64"),
         (QWEN2 | {"layer_types": ["full_attention", "sliding_attention"]}, "no sliding_window"),
         (QWEN2 | {"layer_types": ["full_attention", "chunked_attention"]}, "'chunked_attention'"),
@@ -182,4 +182,43 @@ def test_variants_of_opt(change: dict[str, Any], expected: dict[str, Any]) -> No
 )
 def test_unsupported_configurations_are_refused_by_name(values: dict[str, Any], named: str) -> None:
     with pytest.raises(ExportError, match=named):
+        config_of(values)
+
+
+def test_a_file_without_a_context_has_that_of_its_class() -> None:
+    values = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
+    assert config_of(values).context == 2048  # Llama 1's, whose files state no other
+    assert config_of(values | {"model_type": "qwen3"}).context == 32768
+    with pytest.raises(ExportError, match="max_position_embeddings is None, but must be of type"):
+        config_of(LLAMA | {"max_position_embeddings": None})
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "num_hidden_layers", "num_attention_heads"])
+def test_a_missing_size_is_called_missing(key: str) -> None:
+    with pytest.raises(ExportError, match=f"config.json: {key} is missing$"):
+        config_of({name: value for name, value in LLAMA.items() if name != key})
+
+
+ANY = "if llama.cpp has this model and it is a decoder without recurrent states$"
+STATES = "choose another model, since --dialect llamacpp refuses recurrent states, too$"
+
+
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [
+        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, ANY),
+        ({"model_type": "baichuan", "layer_types": ["full_attention"]}, ANY),
+        ({"model_type": "jamba", "num_experts": 16, "mamba_d_state": 16}, STATES),
+        ({"model_type": "rwkv7"}, STATES),
+        ({"model_type": "glm4v"}, "take the model's newer files, with a text_config$"),
+        ({"model_type": "recurrent_gemma", "block_types": ["recurrent", "attention"]}, STATES),
+        ({"model_type": "minimax", "layer_types": ["linear_attention"]}, STATES),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "choose a decoder, which"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "choose a decoder, which"),
+        ({"model_type": "odd", "architectures": "mine", "layer_types": 3}, ANY),
+        ({"model_type": "odd", "architectures": [7], "layer_types": [7, [], {}]}, ANY),
+    ],
+)
+def test_the_advice_for_an_unsupported_model_holds(values: dict[str, Any], advice: str) -> None:
+    with pytest.raises(ExportError, match=f"not supported.*{advice}"):
         config_of(values)

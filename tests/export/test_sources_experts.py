@@ -62,6 +62,8 @@ EXAONE = LLAMA | {
     "model_type": "exaone_moe", "num_experts": 3, "num_experts_per_tok": 2, "head_dim": 8,
     "moe_intermediate_size": 32, "mlp_layer_types": ["sparse"] * 2, "sliding_window": 16,
 }  # fmt: skip
+MINIMAX = MIXTRAL | {"model_type": "minimax_m2", "head_dim": 8, "rotary_dim": 4}
+QWEN_VL = QWEN | {"model_type": "qwen3_vl_moe_text", "moe_intermediate_size": 48}
 CHOICE_BIASES: dict[str, tuple[str, tuple[int, ...]]] = {
     "glm4_moe": ("mlp.gate.e_score_correction_bias", (3,)),
     "ernie4_5_moe": ("mlp.moe_statics.e_score_correction_bias", (1, 3)),
@@ -132,7 +134,7 @@ def weights_of(config: Mapping[str, Any]) -> dict[str, Floats]:
             ]
             for part in ("gate", "up", "down")
         }
-    if kind in {"qwen3_moe", "exaone_moe"}:
+    if kind in {"qwen3_moe", "exaone_moe", "qwen3_vl_moe_text"}:
         fields |= {f"self_attn.{name}_norm.weight": (8,) for name in "qk"}
     if kind == "granitemoe":
         fields |= {
@@ -370,3 +372,56 @@ def test_an_expert_too_many_or_too_few_is_refused(tmp_path: Path) -> None:
     name = "model.layers.1.block_sparse_moe.output_linear.weight"
     with pytest.raises(ExportError, match=r"lacks .*output_linear.*num_local_experts 3 requires"):
         opened(tmp_path / "stacked", GRANITE, stacked | {name: stacked[name][:2]})
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_stacked_experts_of_qwen3_vl_may_be_transposed(tmp_path: Path, published: bool) -> None:
+    others = {name: each for name, each in weights_of(QWEN_VL).items() if "experts" not in name}
+    rng = np.random.default_rng(6)
+    stored: dict[str, Floats] = {}
+    for layer in range(2):
+        both = rng.standard_normal((COUNT, 96, HIDDEN), np.float32)
+        down = rng.standard_normal((COUNT, HIDDEN, 48), np.float32)
+        prefix = f"model.layers.{layer}.mlp.experts."
+        stored |= {f"{prefix}gate_up_proj": both, f"{prefix}down_proj": down}
+    written = {
+        name: np.ascontiguousarray(each.transpose(0, 2, 1)) if published else each
+        for name, each in stored.items()
+    }
+    source = opened(tmp_path / "m", QWEN_VL, others | written)
+    prefix = "model.layers.1.mlp.experts."
+    both, down = stored[f"{prefix}gate_up_proj"][2], stored[f"{prefix}down_proj"][2]
+    for part, wanted in (("gate", both[:48]), ("up", both[48:]), ("down", down)):
+        np.testing.assert_array_equal(source.tensor(f"{prefix}2.{part}_proj.weight"), wanted)
+    square = {name: np.zeros((COUNT, HIDDEN, HIDDEN), np.float32) for name in stored}
+    with pytest.raises(ExportError, match=r"the square tensor .* does not show which"):
+        opened(tmp_path / "square", QWEN_VL | {"moe_intermediate_size": HIDDEN}, others | square)
+
+
+@pytest.mark.parametrize(
+    ("keys", "pairs"),
+    [
+        ({}, 2),
+        ({"rotary_dim": None}, 4),
+        ({"partial_rotary_factor": 0.25}, 1),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 2),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.75}}, 3),
+    ],
+)
+def test_minimax_rotates_as_many_channels_as_its_file_states(
+    keys: dict[str, Any], pairs: int
+) -> None:
+    rope = read_config(MINIMAX | keys, "m", "config.json").pattern[0].rope
+    assert rope is not None
+    assert len(rope.frequencies) == pairs
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"scoring_func": "softmax"}, {"use_routing_bias": False}, {"qk_norm_type": "per_head"},
+     {"shared_intermediate_size": 64}, {"use_qk_norm": False}],
+)  # fmt: skip
+def test_other_forms_of_minimax_are_refused(change: dict[str, Any]) -> None:
+    [key] = change
+    with pytest.raises(ExportError, match=f"{key} is .*, but only"):
+        read_config(MINIMAX | change, "m", "config.json")

@@ -192,3 +192,12 @@ def test_the_data_has_a_line_for_each_part() -> None:
             assert f'  "{part}": {json.dumps(keys[part])},' in lines
         assert f'  "without": {json.dumps(sorted(keys["without"]))}' in lines
     assert msgspec.json.decode(file.read_bytes()) == data
+
+
+@pytest.mark.parametrize("code", [{"auto_map": NATIVE}, {"architectures": ["MineForCausalLM"]}])
+def test_null_says_nothing_to_other_code(code: dict[str, Any]) -> None:
+    described = Description(LLAMA | code | {"mup_width": None}, "m", "config.json")
+    assert described.foreign_keys == ["mup_width"]
+    for value in (False, 0, "", [], {}):  # with which that code may do something
+        with pytest.raises(ExportError, match=r"unknown keys: other\. The file is meant"):
+            Description(LLAMA | code | {"mup_width": None, "other": value}, "m", "config.json")

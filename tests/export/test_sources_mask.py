@@ -90,6 +90,23 @@ def test_other_drafters_are_refused_by_name(keys: dict[str, Any], named: str) ->
 
 
 @pytest.mark.parametrize(
+    "keys",
+    [
+        {"architectures": ["LlamaForCausalLMEagle3"]},
+        {"architectures": ["PEagleDraftModel"], "sliding_window": 64},
+        {"architectures": ["Qwen3NextMTP"]},
+        {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": 32},
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}},
+        {"target_hidden_size": 64, "auto_map": {"AutoModel": "eagle.Eagle"}},
+        {"speculators_model_type": "eagle3"},
+    ],
+)
+def test_heads_without_a_mask_token_are_called_heads(keys: dict[str, Any]) -> None:
+    with pytest.raises(ExportError, match=r"hidden states \(.*choose a drafter that reads only"):
+        mask_token(**keys)
+
+
+@pytest.mark.parametrize(
     ("keys", "expected"),
     [
         ({"pard_token": 7, "spd_type": "pard"}, None),

@@ -196,6 +196,8 @@ QWEN_VL = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 
 QWEN2_VL = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4}
 UNIFIED_VISION = {"model_type": "gemma4_unified_vision", "patch_size": 4, "mm_embed_dim": 32,
                   "mm_posemb_size": 64, "output_proj_dims": 64}  # fmt: skip
+GLM_VL = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 14,
+          "out_hidden_size": 64, "image_size": 28}  # fmt: skip
 MROPE = rope(theta=1e6, mrope_section=[4, 2, 2])
 
 # Names say what is particular, or whose flags these are.
@@ -290,6 +292,8 @@ FAMILIES: dict[str, Family] = {
                       | rope("dynamic", alpha=1000.0, factor=1.0), "late"),
     "glm4.5-air": Family("glm4_moe", R | HALF | ROUTED | {
         "head_dim": 32, "attention_bias": True}, "partial experts"),
+    "minimax-m2": Family("minimax_m2", R | HALF | {
+        "head_dim": 32, "num_experts_per_tok": 2, "num_local_experts": 4}, "partial experts"),
     "glm4.6": Family("glm4_moe", R | HALF | ROUTED | {
         "head_dim": 16, "attention_bias": True, "use_qk_norm": True, "first_k_dense_replace": 0,
         "n_shared_experts": 2, "num_nextn_predict_layers": 0}, "partial experts"),
@@ -406,6 +410,12 @@ FAMILIES: dict[str, Family] = {
         "num_key_value_heads": 2}),
     "qwen3-vl": wrapped("qwen3_vl", "qwen3_vl_text", R | TIED | {"head_dim": 16}
                         | rope(mrope_section=[4, 2, 2], mrope_interleaved=True), QWEN_VL),
+    "qwen3-vl-moe": wrapped("qwen3_vl_moe", "qwen3_vl_moe_text", R | UNTIED | EXPERTS
+                            | {"head_dim": 16, "moe_intermediate_size": 96}
+                            | rope(mrope_section=[4, 2, 2], mrope_interleaved=True),
+                            QWEN_VL)._replace(kinds="experts"),
+    "glm-4.1v": wrapped("glm4v", "glm4v_text", R | UNTIED
+                        | rope(partial_rotary_factor=0.5, mrope_section=[2, 1, 1]), GLM_VL),
     "llava": wrapped("llava", "llama", R, CLIP),
 }  # fmt: skip
 

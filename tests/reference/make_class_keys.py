@@ -238,7 +238,7 @@ class ClassTrials:
         self.model_type, self.config_class = model_type, CONFIG_MAPPING[model_type]
         self.declared = declared(self.config_class)
         self.aliases = aliases_of(self.config_class, self.declared)
-        self._known = set(known) | set(FORMER)
+        self._known = (set(known) | set(FORMER)) - {"auto_map", "model_type"}
         self._reads = read_names(*modules_of(self.config_class))
         self._bases = [
             Base(family, folder / str(i))
@@ -270,7 +270,7 @@ class ClassTrials:
             "aliases": dict(sorted(self.aliases.items())),
             "defaults": dict(sorted(defaults.items())),
             "others": {key: others[key] for key in sorted(set(others) - set(defaults))},
-            "without": sorted(without - matter - set(others)),
+            "without": sorted(without - set(defaults) - set(others)),
         }
 
     def _declared_with_effect(self) -> set[str]:

@@ -21,7 +21,9 @@ from tests.support.small_checkpoints import tokenizer_json
 TEXT = {
     "gemma3n": "model.language_model.",
     "gemma4": "model.language_model.",
+    "glm4v": "model.language_model.",
     "qwen3_vl": "model.language_model.",
+    "qwen3_vl_moe": "model.language_model.",
     "qwen3_5": "model.language_model.",
     "qwen3_5_moe": "model.language_model.",
     "idefics3": "model.text_model.",
@@ -126,6 +128,9 @@ def _written(folder: Path, model: Any, kind: Any) -> Made:
     for file in stored.glob("*.safetensors"):
         weights |= load_file(file)
     shutil.rmtree(stored)
+    if getattr(model.config, "model_type", "") == "qwen3_vl_moe":  # published ones are transposed
+        stacked = [name for name in weights if ".mlp.experts." in name]
+        weights |= {name: weights[name].transpose(1, 2).contiguous() for name in stacked}
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     loaded = _load(folder, kind, model.config)
     return Made(folder, loaded, _kinds(weights), "")

@@ -157,6 +157,8 @@ def _shrink_text(values: Mapping[str, Any], full: Any, *, added: bool = False) -
     for key in ADDED if added else ADDED[:1]:
         if key not in results and (getattr(full, key, None) or 0) > 4 * VOCAB:
             results[key] = text.hidden if key == "hidden_size" else PLAIN.get(key, text.layers_kept)
+    if values.get("model_type") == "qwen3_vl_moe_text":  # no square matrices: axes would look alike
+        results["moe_intermediate_size"] = INNER
     if added and not any(key in results for key in LAYERS):
         results["num_hidden_layers"] = text.layers_kept
     return _fit_ids(results)
@@ -251,6 +253,7 @@ FOLLOW: dict[str, Callable[[Any, _Text], Any]] = {
     "original_max_position_embeddings": lambda value, text: text.context(value),
     "hybrid_override_pattern": lambda value, text: value[: text.layers_kept],
     "mrope_section": _sections,
+    "rotary_dim": lambda value, text: value * text.width // text.size(("head_dim",), value),
     "num_kv_shared_layers": _shared,
     "num_global_key_value_heads": lambda value, text: min(value, 2),
     "max_window_layers": lambda value, text: min(value, text.layers_kept),

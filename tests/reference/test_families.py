@@ -48,7 +48,7 @@ CONTRIB = {
     "qwen3-0.6b", "qwen3-8b", "opt-125m", "opt-350m", "galactica",
 }  # fmt: skip
 STATELESS = ("opset17", "tensorrt")  # dialects without recurrent states
-BIASED = {"lfm2_moe", "glm4_moe", "ernie4_5_moe", "exaone_moe"}
+BIASED = {"lfm2_moe", "glm4_moe", "ernie4_5_moe", "exaone_moe", "minimax_m2"}
 RECURRENT = ("A_log", "dt_bias")  # keep what transformers gives them
 ONE_SENTENCE = re.compile(r"[^\n]{20,400}")
 NEXT_SENTENCE = re.compile(r"[.!?]\s+[A-Z]")

@@ -51,7 +51,8 @@ class Names:
         key head (its queries, its k, its v), q and gate by query head, the parts of linear
         attention by key head.
         stacked: tensor that holds all experts of a layer → our tensors of an expert, in row order.
-        columns: whether stacked tensors are [experts, in, out].
+        columns: whether stacked tensors are [experts, in, out] instead of [experts, out, in]; None
+        = files differ, and the shape tells.
         alternating: whether the rows of an expert's weights alternate in a stacked tensor.
         listed: module with a list of weights, one per head → ours.
         transposed: whether linear modules are stored as [in, out].
@@ -68,7 +69,7 @@ class Names:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     by_head: bool = False
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    columns: bool = False
+    columns: bool | None = False
     alternating: bool = False
     listed: Mapping[str, str] = field(default_factory=dict)
     transposed: bool = False
@@ -233,7 +234,8 @@ class Architecture:
         }
         if self.windows != "none" and "layer_types" in known.others:
             keys["layer_types"] = None
-        keys |= {key: REQUIRED for key in SIZES if keys.get(key) is not None}
+        stated = [key for key in SIZES if key not in MAY_BE_ABSENT]
+        keys |= {key: REQUIRED for key in stated if keys.get(key) is not None}
         keys |= self.keys
         experts = self.with_experts
         return replace(
@@ -283,6 +285,9 @@ SIZES = (
     "num_attention_heads",
     "max_position_embeddings",
 )
-"""Keys that a text model's file must state, although transformers has defaults."""
+"""Keys that a wrapper's text_config may omit, and that other files must state, although
+transformers has defaults: a file without them is incomplete."""
+MAY_BE_ABSENT = ("max_position_embeddings",)
+"""Those that text models' files may omit, too: Llama 1's files do, which have the default."""
 HEAD_DIM: Mapping[str, Any] = {"head_dim": None}
 """The width of heads, for classes that read it without declaring it."""

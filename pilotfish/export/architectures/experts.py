@@ -36,6 +36,10 @@ BIASED = Mixture(scores="sigmoid", biased=True, epsilon=1e-20)
 ROUTED = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
 CORRECTION = "e_score_correction_bias"
 LOCAL = {"num_experts": "num_local_experts"}
+MIXTRAL_MODULES = {
+    "block_sparse_moe.gate": "mlp.router",
+    **number_parts("block_sparse_moe.experts.*", "mlp.experts.*"),
+}
 
 GRANITE_MOE = Architecture(
     models="Granite 3 MoE",
@@ -64,12 +68,7 @@ MIXTURES: dict[str, Architecture] = {
         key_names=LOCAL,
         windows="all",
         mixture=NORMED,
-        names=Names(
-            modules={
-                "block_sparse_moe.gate": "mlp.router",
-                **number_parts("block_sparse_moe.experts.*", "mlp.experts.*"),
-            }
-        ),
+        names=Names(modules=MIXTRAL_MODULES),
         gguf=Gguf(name="llama", when="expert_count", interleaved=True),
     ),
     "qwen2_moe": Architecture(
@@ -88,6 +87,21 @@ MIXTURES: dict[str, Architecture] = {
         mixture=Mixture(),
         names=Names(modules=GATE),
         gguf=Gguf(name="qwen3moe", derive=lambda _: {"norm_topk_prob": True}),
+    ),
+    "qwen3_vl_moe_text": Architecture(
+        models="the text of Qwen3-VL MoE",
+        keys={**HEAD_DIM, "tie_word_embeddings": False},
+        form=Form(qk_norm="head"),
+        biases={"attention_bias": ATTENTION},
+        mixture=NORMED,
+        names=Names(
+            modules=GATE,
+            stacked={
+                "mlp.experts.gate_up_proj": tuple(f"{name}.weight" for name in EVERY[:2]),
+                "mlp.experts.down_proj": (f"{EVERY[2]}.weight",),
+            },
+            columns=None,  # published files are [experts, in, out]
+        ),
     ),
     "olmoe": Architecture(
         models="OLMoE",
@@ -160,6 +174,19 @@ MIXTURES: dict[str, Architecture] = {
             modules={**GATE, **SHARED},
             tensors={f"mlp.moe_statics.{CORRECTION}": "mlp.expert_bias"},
             aside=("model.mtp_",),  # the multi-token-prediction head
+        ),
+    ),
+    "minimax_m2": Architecture(
+        models="MiniMax M2, M2.1, M2.5, M2.7",
+        keys={"partial_rotary_factor": 1.0, "rotary_dim": None},
+        key_names=LOCAL,
+        neutral={"scoring_func": ("sigmoid",), "use_routing_bias": (True,), "use_qk_norm": (True,),
+                 "qk_norm_type": ("per_layer",), "shared_intermediate_size": (0,)},
+        form=Form(qk_norm="all"),
+        mixture=Mixture(normed=True, scores="sigmoid", biased=True),
+        names=Names(
+            modules=MIXTRAL_MODULES,
+            tensors={f"block_sparse_moe.{CORRECTION}": "mlp.expert_bias"},
         ),
     ),
     "exaone_moe": Architecture(

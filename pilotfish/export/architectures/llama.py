@@ -45,8 +45,9 @@ def _llama4(stated: Stated) -> Mapping[str, Any]:
     rotated = stated("no_rope_layers") and all(stated("no_rope_layers"))
     if stated("moe_layers") != [] or not rotated or not stated("layer_types"):
         raise ValueError(
-            "Llama 4 is supported only with moe_layers [], layer_types and rotation in all layers "
-            "(no_rope_layers without 0)"
+            "Llama 4 is supported only without experts (moe_layers []), with layer_types and with "
+            "rotation in all layers (no_rope_layers without 0): take a GGUF file with --dialect "
+            "llamacpp, if llama.cpp has this model"
         )
     return {"qk_norm": "head" if stated("use_qk_norm") else None}
 

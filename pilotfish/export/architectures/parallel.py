@@ -44,6 +44,22 @@ GLM = Architecture(
     names=Names(fused=GATE_UP),
 )
 
+GLM4 = replace(
+    GLM,
+    models="GLM 4-0414",
+    form=Form(
+        norms=("input_layernorm", "attention_out_norm", "post_attention_layernorm", "mlp_out_norm")
+    ),
+    names=Names(
+        modules={
+            "post_self_attn_layernorm": "attention_out_norm",
+            "post_mlp_layernorm": "mlp_out_norm",
+        },
+        fused=GATE_UP,
+    ),
+    gguf=Gguf(name="glm4", fused={"ffn_up": MLP[:2]}),
+)
+
 VARIANTS: dict[str, Architecture] = {
     "phi": Architecture(
         models="Phi 1, 1.5 and 2",
@@ -70,17 +86,14 @@ VARIANTS: dict[str, Architecture] = {
         gguf=Gguf(name="cohere2"),
     ),
     "glm": GLM,
-    "glm4": replace(
-        GLM,
-        models="GLM 4-0414",
-        form=Form(norms=("input_layernorm", "attention_out_norm", "post_attention_layernorm",
-                         "mlp_out_norm")),
-        names=Names(
-            modules={"post_self_attn_layernorm": "attention_out_norm",
-                     "post_mlp_layernorm": "mlp_out_norm"},
-            fused=GATE_UP,
-        ),
-        gguf=Gguf(name="glm4", fused={"ffn_up": MLP[:2]}),
+    "glm4": GLM4,
+    "glm4v_text": replace(
+        GLM4,
+        models="the text of GLM 4.1V, 4.6V Flash",
+        keys={"partial_rotary_factor": 1.0, "tie_word_embeddings": False},
+        biases={"": QKV},
+        rope_states=("mrope_section",),
+        gguf=None,
     ),
     "stablelm": Architecture(
         models="StableLM 2",

@@ -29,6 +29,10 @@ class ClassKeys:
         """Whether the class has the key."""
         return key in self.architecture.keys and self.class_key(key) != ""
 
+    def states(self, key: str) -> bool:
+        """Whether the file has the key."""
+        return self.class_key(key) in self.fields.values
+
     def default(self, key: str) -> Any:
         """Return the class's default for a key."""
         return self.architecture.keys[key]

@@ -2,7 +2,7 @@
 
 transformers' class of the model is the reference. A key without effect there may have any value; a
 key with an effect must have a value without one. A key that the class does not read is foreign: it
-has no effect there either, unless the file is meant for other code.
+has no effect there either, unless the file is meant for other code and the key is not null.
 """
 
 from __future__ import annotations
@@ -67,9 +67,11 @@ def find_foreign_keys(
         raise fields.unknown(foreign)
     if foreign and (not known.classes or len(foreign) > MOST_FOREIGN):
         raise fields.unknown(foreign)
-    if foreign and (code := _other_code(fields, known)):
+    stated = dict(fields.unread_keys())
+    doubtful = [name for name in foreign if stated[name] is not None]
+    if doubtful and (code := _other_code(fields, known)):
         why = f"The file is meant for other code than transformers': {code}. "
-        raise fields.unknown(foreign, why)
+        raise fields.unknown(doubtful, why)
     return foreign
 
 

@@ -45,6 +45,8 @@ class Fields:
         value = self.values.get(key, default)
         if value is None:
             value = null
+        if value is None and key not in self.values:
+            raise self.error(f"{self.prefix}{key} is missing")
         if type(value) in (int, float) and not abs(value) <= MAX_FLOAT:
             raise self.error(
                 f"{self.prefix}{key} is {format_value(value)}, but must be below {MAX_FLOAT:.0e}"
@@ -134,9 +136,11 @@ class Fields:
             if name in ignored or name in inert or _is_neutral(value, neutral.get(name, ())):
                 continue
             if name in neutral:
-                accepted = " or ".join(map(repr, neutral[name])) or "a file without the key"
+                accepted = [each for each in neutral[name] if _is_alike(value, each)]
+                listed = " or ".join(map(repr, accepted or neutral[name]))
                 raise self.error(
-                    f"{name} is {format_value(value)}, but only {accepted} is supported"
+                    f"{name} is {format_value(value)}, but only "
+                    f"{listed or 'a file without the key'} is supported"
                 )
             unknown.append(name)
         return unknown
@@ -160,6 +164,12 @@ def format_value(value: Any, *, quoted: bool = True) -> str:
     """Format a file's value for an error: on one line, of bounded length."""
     text = repr(value) if quoted or not str(value).isprintable() else str(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def _is_alike(value: Any, accepted: Any) -> bool:
+    """Whether an error about `value` names `accepted`: None, and values of the same kind."""
+    kinds = [float if type(each) is int else type(each) for each in (value, accepted)]
+    return accepted is None or kinds[0] is kinds[1]
 
 
 def _is_neutral(value: Any, accepted: Collection[Any]) -> bool:

@@ -22,21 +22,23 @@ from pilotfish.export.sources.config_keys import FIELDS, find_foreign_keys
 from pilotfish.export.sources.expert_keys import read_experts
 from pilotfish.export.sources.fields import Fields, format_value
 from pilotfish.export.sources.layer_pattern import count_layers, read_pattern
-from pilotfish.export.sources.mask_keys import read_drafts_per_pass, read_mask_token
+from pilotfish.export.sources.mask_keys import (
+    read_drafts_per_pass,
+    read_mask_token,
+    refuse_heads,
+)
 from pilotfish.export.sources.packing import Packing, read_packing
 from pilotfish.export.sources.recurrence_keys import (
     read_factors,
     read_recurrence,
     recurrence_file_keys,
 )
+from pilotfish.export.sources.unsupported import unsupported_model
 from pilotfish.export.sources.weight_check import FileSettings
 from pilotfish.export.weights import HEAD
 
 UNBOUNDED = 2**18  # context (positions) of a model that has no maximum
 MTP = "num_nextn_predict_layers"
-# model_type of older files → the newer files of the same models.
-NEWER = {"phi-msft": "the model's newer files, with model_type phi"}
-EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 class Description:
@@ -71,6 +73,7 @@ class Description:
         fields = Fields(values, where)
         model_type = fields.get("model_type", str, "")
         architecture = self.architecture = _find(fields, model_type)
+        refuse_heads(fields)
         fields = Fields(_rename_keys(fields, architecture.known.aliases), where)
         fields.mark_read("model_type")
         fields.mark_read("quantization_config")
@@ -100,15 +103,7 @@ def _find(fields: Fields, model_type: str) -> Architecture:
             if architecture.with_experts is None or plain
             else architecture.with_experts
         )
-    stated = [fields.values[key] for key in EXPERT_COUNTS if fields.values.get(key) is not None]
-    problem = f"architecture {format_value(model_type)} is not supported"
-    if any(stated) if stated else "moe" in model_type:
-        bare = format_value(model_type, quoted=False)
-        problem = f"this mixture-of-experts model is not supported ({bare})"
-    raise fields.error(
-        f"{problem}, see `pilotfish export list --supported`: take "
-        + NEWER.get(model_type, "a GGUF file with --dialect llamacpp, if llama.cpp has this model")
-    )
+    raise unsupported_model(fields, model_type)
 
 
 def _rename_keys(fields: Fields, also: Mapping[str, str]) -> dict[str, Any]:
@@ -133,7 +128,7 @@ def _read_packing(fields: Fields, architecture: Architecture) -> Packing | None:
 
 
 def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
-    architecture, hidden = keys.architecture, keys.count("hidden_size")
+    architecture, form, hidden = keys.architecture, _form(keys), keys.count("hidden_size")
     # the values of heads and head_dim are defaults for models without attention
     layers, heads, head_dim = count_layers(keys), 1, 1
     if keys.has("num_attention_heads"):
@@ -157,7 +152,7 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         vocab_size=keys.count("vocab_size"),
         tied=_is_tied(keys),
         norm_eps=keys.number("rms_norm_eps", otherwise=architecture.keys["rms_norm_eps"]),
-        form=_form(keys),
+        form=form,
         pattern=pattern,
         experts=read_experts(keys, pattern),
         activation=_activation(keys),

@@ -298,6 +298,8 @@ def _rotated_channels(keys: ClassKeys, table: Fields, head_dim: int) -> int:
     key, default = "partial_rotary_factor", 1.0
     if keys.has(key):
         default = keys.default(key)
+    if keys.has("rotary_dim") and keys.raw("rotary_dim") is not None and not keys.states(key):
+        default = keys.count("rotary_dim") / head_dim  # MiniMax M2
     stated = keys.fields.get(keys.class_key(key), float, default, null=default)
     part = table.get(key, float, stated, null=stated)
     if part != 1.0 and not keys.has(key):

@@ -16,7 +16,9 @@ these states: it is exported without them.
 from __future__ import annotations
 
 import logging
+import re
 
+from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.fields import Fields, format_value
 
 log = logging.getLogger("pilotfish.export")
@@ -29,13 +31,36 @@ _PARD2_DRAFTS = 16
 # Keys with a value other than null, 0, false or [] in models that read the target's hidden states.
 _STATE_KEYS = (
     "draft_vocab_size", "target_hidden_size", "target_layer_ids", "num_target_layers",
-    "eagle_config", "eagle_aux_hidden_state_layer_ids", "num_aux_layers",
+    "eagle_config", "eagle_aux_hidden_state_layer_ids", "num_aux_layers", "speculators_model_type",
 )  # fmt: skip
+# Classes of such models.
+_HEADS = re.compile("Eagle|Medusa|MTP|Speculator")
 # Keys of PARD and PARD-2 that have no effect on a model without the target's hidden states.
 _INERT_KEYS = (
     "spd_type", "pard2", "pard2_scale", "pard2_proj_bias", "pard2_target_dim",
     "pard2_target_layers",
 )  # fmt: skip
+
+
+def refuse_heads(fields: Fields) -> None:
+    """Raise `ExportError` for a drafter that reads the target's hidden states, by its keys or name.
+
+    EAGLE's and other heads have the model_type of their target.
+    """
+    for key in _STATE_KEYS:
+        if fields.values.get(key):
+            raise _states_error(fields, key, fields.values[key])
+    for name in fields.items("architectures") or ():
+        if isinstance(name, str) and _HEADS.search(name):
+            raise _states_error(fields, "architectures", name)
+
+
+def _states_error(fields: Fields, key: str, value: object) -> ExportError:
+    return fields.error(
+        f"this drafter reads the target's hidden states ({fields.prefix}{key} "
+        f"{format_value(value)}), which is not supported: choose a drafter that reads only the "
+        "text, such as PARD's"
+    )
 
 
 def read_mask_token(fields: Fields, vocab_size: int) -> int | None:
@@ -109,11 +134,7 @@ def _refuse_states(fields: Fields, dflash: Fields | None) -> None:
     for table in tables:
         for key in _STATE_KEYS:
             if table.values.get(key):
-                raise fields.error(
-                    f"this drafter reads the target's hidden states ({table.prefix}{key} "
-                    f"{format_value(table.values[key])}), which is not supported: choose a drafter "
-                    "that reads only the text, such as PARD's"
-                )
+                raise _states_error(table, key, table.values[key])
             table.mark_read(key)
     if dflash is not None and not dflash.get("causal", bool, default=False):
         raise fields.error(

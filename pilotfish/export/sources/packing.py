@@ -1,14 +1,14 @@
 """Read `quantization_config` in config.json: the quantisation of a checkpoint's matrices.
 
 GPTQ, AWQ, AutoRound and compressed-tensors have blocks of integers, which `--precision stored`
-keeps. fp8 is dequantised, because no kernel supports it.
+keeps. fp8, also ModelOpt's, is dequantised, because no kernel supports it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.fields import format_value
@@ -64,10 +64,35 @@ def read_packing(stated: Any, where: str, *, gguf: bool = True) -> Packing | Non
         return readers[method](stated, where)
     if method in ("fp8", "fbgemm_fp8"):
         return Packing("fp8", float8_block=_float8_block(stated, where))
-    known = ", ".join((*readers, "fp8"))
+    algorithm = stated.get("quant_algo")
+    if (
+        method in (None, "modelopt") and algorithm == "FP8"
+    ):  # older files of ModelOpt name no method
+        return Packing("fp8")
+    if method == "bitnet":
+        _refuse_bitnet(stated, where)
+    known = ", ".join((*readers, "fp8", "modelopt's FP8"))
+    name = format_value(method or "modelopt")
+    if algorithm is not None:
+        name += f" ({format_value(algorithm, quoted=False)})"
+    problem = f"the checkpoint is quantised by {name}"
+    if method is None and algorithm is None:
+        keys = format_value(", ".join(stated), quoted=False)
+        problem = f"quantization_config does not state quant_method (it has {keys})"
     raise ExportError(
-        f"{where}: the checkpoint is quantised by {format_value(method)}, but only {known} are "
-        f"supported: give the original weights{', or a GGUF file of the model' if gguf else ''}"
+        f"{where}: {problem}, but only {known} are supported: give the original weights"
+        f"{', or a GGUF file of the model' if gguf else ''}"
+    )
+
+
+def _refuse_bitnet(stated: Mapping[str, Any], where: str) -> NoReturn:
+    """Raise an error; transformers rounds a model's weights and activations in each pass."""
+    form = "rounded to −1, 0 and 1 in each pass"
+    if stated.get("quantization_mode", "offline") != "online":
+        form = "packed into 2 bits"
+    raise ExportError(
+        f"{where}: the weights are {form} (quant_method 'bitnet'), which is not supported: give "
+        "rounded, unpacked weights without quantization_config"
     )
 
 

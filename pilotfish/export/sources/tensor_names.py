@@ -194,7 +194,16 @@ class TensorSlicer:
     def _take_expert(self, array: NDArray[T], origin: Origin) -> NDArray[T]:
         """Return a part of an expert's tensor."""
         part, parts = origin.part or 0, [_with_number(name, 0) for name in origin.parts]
-        if self._names.columns and array.ndim == 2:
+        columns = self._names.columns
+        if columns is None and array.ndim == 2:
+            count = sum(self._rows[name] for name in parts)
+            if array.shape == (count, count):
+                raise ExportError(
+                    f"the square tensor {origin.stored[0]} does not show which of its axes is the "
+                    "input's, and programs differ in it: give a file with a tensor for each expert"
+                )
+            columns = len(array) != count
+        if columns and array.ndim == 2:
             array = array.T
         if self._names.alternating:
             return array[part :: len(parts)]

@@ -13,6 +13,7 @@ from pilotfish.export.architectures import ARCHITECTURES
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.sources.fields import format_value
+from pilotfish.export.sources.huggingface_config import Description
 
 # Default model_type of text_config → the wrappers whose class in transformers computes the same for
 # a text as the text model alone (tests/reference/test_wrappers.py).
@@ -23,6 +24,7 @@ WRAPPERS: Mapping[str, tuple[str, ...]] = {
     "gemma3n_text": ("gemma3n",),
     "gemma4_text": ("gemma4",),
     "gemma4_unified_text": ("gemma4_unified",),
+    "glm4v_text": ("glm4v",),
     "lfm2": ("lfm2_vl",),
     "llama": ("deepseek_vl", "deepseek_vl_hybrid", "glmasr", "idefics3", "janus", "llava",
               "llava_next", "llava_next_video", "perception_lm", "smolvlm", "video_llava",
@@ -35,6 +37,7 @@ WRAPPERS: Mapping[str, tuple[str, ...]] = {
     "qwen3": ("lighton_ocr",),
     "qwen3_5_moe_text": ("qwen3_5_moe",),
     "qwen3_5_text": ("minicpm_ocr", "minicpmv4_6", "minicpmv4_7", "qwen3_5"),
+    "qwen3_vl_moe_text": ("qwen3_vl_moe",),
     "qwen3_vl_text": ("qwen3_vl",),
 }  # fmt: skip
 TEXT_TYPES = {wrapper: text for text, several in WRAPPERS.items() for wrapper in several}
@@ -60,7 +63,7 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     """Return the text model's configuration; None if `values` itself is a text model's.
 
     Raises:
-        ExportError: if wrapper and text model contradict each other.
+        ExportError: if the wrapper is unknown, or contradicts its text model.
     """
     inner, outer_type = values.get("text_config"), str(values.get("model_type"))
     if inner is None and outer_type in FLAT:
@@ -68,15 +71,16 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     if not isinstance(inner, dict) or outer_type in ARCHITECTURES:
         return None
     if outer_type not in TEXT_TYPES:
+        alone = _with_sizes({"model_type": outer_type, **inner})
+        Description(alone, outer_type, f"{where}, text_config of {format_value(outer_type)}")
         raise ExportError(
             f"{where}: model_type {format_value(outer_type)} with a text_config is not known "
             "here, so it might compute a text otherwise than its text model alone: if that model "
             "works alone, give its weights with text_config as their config.json"
         )
     config = {"model_type": TEXT_TYPES[outer_type], **inner}
-    config["model_type"] = RENAMED.get(config["model_type"], config["model_type"])
-    if (architecture := ARCHITECTURES.get(config["model_type"])) is not None:
-        config = {**architecture.sizes, **config}  # wrappers omit sizes that are the class's
+    config["model_type"] = RENAMED.get(str(config["model_type"]), config["model_type"])
+    config = _with_sizes(config)
     key = "tie_word_embeddings"
     tied = [each[key] for each in (values, inner) if key in each]
     if len(set(map(str, tied))) > 1:
@@ -88,6 +92,12 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         config[key] = tied[0]
     outer = {name: values.get(name) for name in OUTER_KEYS}
     return config | {name: value for name, value in outer.items() if value is not None}
+
+
+def _with_sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """Add the sizes that a wrapper's text_config omits because they are the class's defaults."""
+    architecture = ARCHITECTURES.get(str(config["model_type"]))
+    return config if architecture is None else {**architecture.sizes, **config}
 
 
 def check_logits(values: Mapping[str, Any], text: ModelConfig, where: str) -> None:
