@@ -184,7 +184,7 @@ class DirectorySource:
         if not wrapped:
             plain = {name: PlainTensor(file, name) for name, file in stored.items()}
             return self._join(plain)
-        names, self._left_out = text_weights(stored)
+        names, self._left_out = text_weights(stored, str(self._path))
         log.warning(
             "%s is multimodal: only its text model is exported, without %s",
             self._location,
