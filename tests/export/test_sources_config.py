@@ -170,6 +170,26 @@ def test_variants_of_opt(change: dict[str, Any], expected: dict[str, Any]) -> No
         (LLAMA | {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "between layers"),
         (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor below 1"),
         (LLAMA | {"hidden_act": "mish"}, "'mish'"),
+        (LLAMA | {"hidden_act": "xielu"}, "'xielu'"),  # which only Apertus has in float32
+        (
+            LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 9.0}},
+            "does not read rope_scaling.alpha",
+        ),
+        (
+            LLAMA | {"rope_scaling": {"type": "yarn", "factor": 2.0, "attention_factor": 0.0}},
+            "attention_factor is 0.0, but must be above 0",
+        ),
+        (
+            LLAMA
+            | {
+                "model_type": "olmo3",
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default"},
+                    "full_attention": {"rope_type": "yarn", "factor": 2.0, "truncate": False},
+                },
+            },
+            "does not read rope_parameters.full_attention.truncate",
+        ),
         (LLAMA | {"hidden_size": "32"}, "hidden_size is '32'"),
         (LLAMA | {"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size is missing"),

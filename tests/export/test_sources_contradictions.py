@@ -202,6 +202,17 @@ def test_a_weight_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     assert second.name in info
 
 
+def test_a_weight_with_two_prefixes_of_a_multimodal_model_is_refused(tmp_path: Path) -> None:
+    name = f"{LAYER}mlp.up_proj.weight"
+    weights = {f"language_model.{name}": value for name, value in tiny_weights(LLAMA).items()}
+    weights[f"model.language_model.{name.removeprefix('model.')}"] = np.ones((64, 32), np.float32)
+    config = {"model_type": "llava", "text_config": LLAMA, "tie_word_embeddings": False}
+    path = write_directory(tmp_path / "m", config, weights=weights)
+    text = refusal(path, tmp_path / "out")
+    assert "stand for the same weight" in text
+    assert f"language_model.{name}" in text
+
+
 def test_a_head_of_its_own_in_a_tied_model_is_refused(tmp_path: Path) -> None:
     tied = LLAMA | {"tie_word_embeddings": True}
     weights = tiny_weights(tied)

@@ -155,6 +155,20 @@ def test_answers_as_transformers_does(
     assert np.abs(read(path, tmp_path / "out", dialect) - logits).max() < TOLERANCE
 
 
+def test_windows_of_qwen2_moe_follow_its_rule(tmp_path: Path) -> None:
+    """A file without layer_types: every other one of the first layers has the window."""
+    from transformers import AutoModelForCausalLM
+
+    make_model("qwen2_moe-window").save_pretrained(tmp_path / "m")
+    values = json.loads((tmp_path / "m/config.json").read_text())
+    del values["layer_types"]
+    (tmp_path / "m/config.json").write_text(json.dumps(values))
+    (tmp_path / "m/tokenizer.json").write_text(tokenizer_json(), "utf-8")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "m", attn_implementation="eager")
+    logits = read(tmp_path / "m", tmp_path / "out", "opset24")
+    assert np.abs(logits - answer(model.float().eval())).max() < TOLERANCE
+
+
 @pytest.fixture(scope="module")
 def in_blocks(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """A gpt-oss whose experts are in MXFP4, as OpenAI's own are."""

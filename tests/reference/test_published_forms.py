@@ -107,6 +107,13 @@ FORMS = {
     "MobileLLM-R1": Published("mobilellm-r1", lambda values: old_rope(values) | {
         "attention_chunk_size": 8192, "for_llm_compressor": False, "num_experts_per_tok": 0,
         "interleave_moe_layer_step": 0}),
+    "a context before YaRN outside the table": Published("starcoder2", lambda values: {
+        **old_rope(values, "yarn", factor=4.0), "original_max_position_embeddings": 32}),
+    "Ministral 3 with both tables": Published("ministral3", lambda values: values | {
+        "rope_scaling": values["rope_parameters"] | {"llama_4_scaling_beta": 0.9}}),
+    "Bamba with an unread key": Published("bamba", lambda values: {
+        **{key: value for key, value in values.items() if key != "rope_parameters"},
+        "partial_rotary_factor": 0.25}),
     "CodeLlama": Published("llama", lambda values: values | {"pretraining_tp": 2}),
 }  # fmt: skip
 

@@ -153,7 +153,8 @@ class Architecture:
         biases: boolean key → modules that have a bias if the key is true; key "" = always. Keys
         that the class does not have are left out.
         windows: layers with the sliding window: none; all; by layer_types ("listed"); or, if
-        use_sliding_window is true, by layer_types or from max_window_layers on ("switched").
+        use_sliding_window is true, by layer_types or from max_window_layers on ("switched"). With
+        `full_every`, the latter are those before max_window_layers that this key leaves.
         full_every: n: if layer_types is absent, every n-th layer has no window.
         full_first: whether these are layers 0, n, 2n …, instead of n − 1, 2n − 1 ….
         full_last: whether the last layer never has a window.
@@ -172,6 +173,7 @@ class Architecture:
         rope_states: keys that a table of rotary parameters must have.
         rope_default: rotary parameters for a file that states none; with `rope_by_type`, one table
             per type. None = no scaling.
+        reads_alpha: whether the scaling `dynamic` multiplies θ by a power of the key alpha.
         mixture: properties of the mixtures of experts; None if there are none.
         interleaved: whether neighbouring channels are rotated as a pair.
         embed_root: whether embeddings are multiplied by √hidden.
@@ -204,6 +206,7 @@ class Architecture:
     rotations: tuple[str, ...] | None = None
     rope_states: tuple[str, ...] = ()
     rope_default: Mapping[str, Any] | None = None
+    reads_alpha: bool = False
     mixture: Mixture | None = None
     with_experts: Architecture | None = None
     interleaved: bool = False
@@ -274,7 +277,6 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
-    "xielu": "xielu",
 }
 
 SIZES = (

@@ -75,6 +75,7 @@ MIXTURES: dict[str, Architecture] = {
         models="Qwen1.5-MoE, Qwen2-MoE",
         biases={"qkv_bias": QKV},
         windows="switched",
+        full_every=2,
         mixture=Mixture(shared_gate=True),
         names=Names(modules=GATE),
         gguf=Gguf(name="qwen2moe"),

@@ -209,6 +209,7 @@ RELATIVES: dict[str, Architecture] = {
     "hunyuan_v1_dense": Architecture(
         models="Hunyuan dense",
         form=Form(qk_norm="head", qk_norm_late=True),
+        reads_alpha=True,
         names=Names(
             modules={
                 "self_attn.query_layernorm": "self_attn.q_norm",
@@ -222,6 +223,7 @@ RELATIVES: dict[str, Architecture] = {
         keys={**HEAD_DIM, "rope_theta": 12e6},
         rope_default={**LLAMA3_ROPE, "rope_theta": 12e6, "factor": 8.0},
         form=Form(qk_norm="head", gated=False),
+        activations={"xielu": "xielu"},
         names=Names(
             modules={
                 "attention_layernorm": "input_layernorm",

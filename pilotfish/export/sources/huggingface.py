@@ -149,7 +149,7 @@ class DirectorySource(Checkpoint):
         self.left_out = list(aside)
         names: Mapping[str, str] = {name: name for name in stored}
         if wrapped:
-            names, self.left_out = text_weights(stored)
+            names, self.left_out = text_weights(stored, str(self.path))
             log.warning(
                 "%s is multimodal: only its text model is exported, without %s",
                 self.published.location,

@@ -327,12 +327,12 @@ def _query_growth(keys: ClassKeys) -> tuple[float, int] | None:
     """Read Ministral 3's query growth; β is among the rotary parameters."""
     if "llama_4_scaling_beta" not in keys.architecture.rope_states:
         return None
-    stated = [keys.fields.table(key) for key in ("rope_parameters", "rope_scaling")]
+    stated = [keys.fields.table(key) for key in ("rope_scaling", "rope_parameters")]
     default = Fields(keys.architecture.rope_default or {}, keys.fields.where)
     table = next((table for table in stated if table.values), default)
-    beta = table.get("llama_4_scaling_beta", float)
-    context = keys.count("max_position_embeddings")
-    return (beta, table.count("original_max_position_embeddings", context)) if beta else None
+    beta, key = table.get("llama_4_scaling_beta", float), "original_max_position_embeddings"
+    context = table.count(key, keys.count("max_position_embeddings"))
+    return (beta, keys.fields.count(key, context)) if beta else None
 
 
 # --- for errors ----------------------------------------------------------------------------------

@@ -177,6 +177,9 @@ def _default_types(keys: ClassKeys, layers: int, window: int | None) -> list[str
     if architecture.windows == "switched":
         if architecture.unrotated == "listed":  # SmolLM3: layers without rotation have the window
             windowed = [not turns for turns in _listed_rotation(keys, layers)]
+        elif every is not None:  # Qwen2-MoE: every other layer, among the first ones
+            last = keys.count("max_window_layers")
+            windowed = [bool((i + 1) % every) and i < last for i in range(layers)]
         else:
             windowed = [i >= keys.count("max_window_layers") for i in range(layers)]
     else:
@@ -284,13 +287,25 @@ def _read(keys: ClassKeys, table: Fields, head_dim: int, theta_key: str = "rope_
     theta = keys.number(theta_key, otherwise=10000.0)
     proportional = table.values.get("rope_type") == "proportional"
     width = head_dim if proportional else _rotated_channels(keys, table, head_dim)
-    original = keys.count("original_max_position_embeddings", otherwise=0) or None
     _check_table(keys, table)
     context = keys.count("max_position_embeddings")
-    rope = read_table(table, RopeBase(theta, width, context, original))
+    rope = read_table(table, RopeBase(theta, width, context, _original_context(keys, table)))
     if keys.architecture.interleaved:
         rope = msgspec.structs.replace(rope, interleaved=True)
     return rope
+
+
+def _original_context(keys: ClassKeys, table: Fields) -> int | None:
+    """Return the context before scaling that the file states outside the table.
+
+    All classes read the key for these kinds of scaling, unless their tables are per type of layer.
+    """
+    key = "original_max_position_embeddings"
+    if keys.has(key):
+        return keys.count(key)
+    kind = table.values.get("rope_type", table.values.get("type"))
+    stated = key in keys.fields.values and kind in ("llama3", "yarn", "longrope")
+    return keys.fields.count(key) if stated and not keys.architecture.rope_by_type else None
 
 
 def _rotated_channels(keys: ClassKeys, table: Fields, head_dim: int) -> int:
@@ -300,7 +315,9 @@ def _rotated_channels(keys: ClassKeys, table: Fields, head_dim: int) -> int:
         default = keys.default(key)
     if keys.has("rotary_dim") and keys.raw("rotary_dim") is not None and not keys.states(key):
         default = keys.count("rotary_dim") / head_dim  # MiniMax M2
-    stated = keys.fields.get(keys.class_key(key), float, default, null=default)
+    stated = default
+    if keys.class_key(key) not in keys.architecture.known.without:  # Bamba's is in the table
+        stated = keys.fields.get(keys.class_key(key), float, default, null=default)
     part = table.get(key, float, stated, null=stated)
     if part != 1.0 and not keys.has(key):
         raise keys.fields.error("this class does not support a partial_rotary_factor below 1")
@@ -319,6 +336,14 @@ def _check_table(keys: ClassKeys, table: Fields) -> None:
     known = architecture.rotations is not None or kind != "proportional"
     if table.values and not (known and kind in (architecture.rotations or (kind,))):
         raise table.error(f"this class does not support rotary scaling {format_value(kind)}")
+    unread = {"alpha": kind == "dynamic" and not architecture.reads_alpha}
+    unread["truncate"] = architecture.rope_by_type
+    for key, ignored in unread.items():
+        if ignored and table.values.get(key) not in (None, True):
+            raise table.error(
+                f"transformers does not read {table.prefix}{key} in this class, and other programs "
+                "may: remove the key"
+            )
     for key in architecture.rope_states if table.values else ():
         if table.values.get(key) is None:
             raise table.error(f"{table.prefix}{key} is missing")

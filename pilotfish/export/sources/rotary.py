@@ -87,7 +87,7 @@ def _yarn(table: Fields, base: RopeBase) -> Rope:
     if "factor" not in table.values:
         raise table.error(f"{table.prefix}factor is missing")
     factor = table.get("factor", float, null=base.context / original)
-    stated = table.get("attention_factor", float, 0.0, null=0.0)
+    stated = _stated_scale(table)
     mscale = [table.get(key, float, 0.0, null=0.0) for key in ("mscale", "mscale_all_dim")]
     fast = table.get("beta_fast", float, 32.0, null=32.0) or 32.0
     slow = table.get("beta_slow", float, 1.0, null=1.0) or 1.0
@@ -108,10 +108,15 @@ def _yarn(table: Fields, base: RopeBase) -> Rope:
     width = high - low or 0.001
     unscaled = 1 - np.clip((np.arange(base.dim // 2) - low) / width, 0, 1)
     scale = magnitude(mscale[0]) / magnitude(mscale[1]) if all(mscale) else magnitude()
-    frequencies = base.frequencies
-    return Rope(
-        _tuple(frequencies / factor * (1 - unscaled) + frequencies * unscaled), stated or scale
-    )
+    frequencies = base.frequencies / factor * (1 - unscaled) + base.frequencies * unscaled
+    return Rope(_tuple(frequencies), scale if stated is None else stated)
+
+
+def _stated_scale(table: Fields) -> float | None:
+    """Return the factor of cos and sin that the table states; None if it has none."""
+    key = "attention_factor"
+    table.mark_read(key)
+    return None if table.values.get(key) is None else table.positive(key)
 
 
 def _longrope(table: Fields, base: RopeBase) -> Rope:
@@ -119,7 +124,7 @@ def _longrope(table: Fields, base: RopeBase) -> Rope:
     original = base.original_context(table)
     ratio = base.context / original
     factor = table.get("factor", float, ratio, null=ratio)
-    stated = table.get("attention_factor", float, 0.0, null=0.0)
+    stated = _stated_scale(table)
     sets = []
     for key in ("short_factor", "long_factor"):
         divisors = table.items(key)
@@ -129,7 +134,7 @@ def _longrope(table: Fields, base: RopeBase) -> Rope:
             raise table.error(f"{table.prefix}{key} must be a list of {pairs} numbers")
         sets.append(_tuple(base.frequencies / np.array(divisors, np.float64)))
     scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return Rope(sets[0], stated or scale, long=sets[1], short_context=original)
+    return Rope(sets[0], scale if stated is None else stated, long=sets[1], short_context=original)
 
 
 def _proportional(table: Fields, base: RopeBase) -> Rope:

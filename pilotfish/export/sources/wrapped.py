@@ -116,16 +116,22 @@ def check_logits(values: Mapping[str, Any], text: ModelConfig, where: str) -> No
         )
 
 
-def text_weights(stored: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """Map the text model's weight names to names in the file; also return the omitted modules."""
+def text_weights(stored: Iterable[str], where: str) -> tuple[dict[str, str], list[str]]:
+    """Map the text model's weight names to names in the file; also return the omitted modules.
+
+    Raises:
+        ExportError: if a weight is in the file under two names.
+    """
     names: dict[str, str] = {}
     left: dict[str, None] = {}
     for name in stored:
         inside = next((pair for pair in INSIDE if name.startswith(pair[0])), None)
-        if inside is not None:
-            names[inside[1] + name.removeprefix(inside[0])] = name
-        elif name.startswith(HEADS):
-            names[name] = name
-        else:
+        if inside is None and not name.startswith(HEADS):
             left[name.removeprefix("model.").split(".")[0]] = None
+            continue
+        ours = name if inside is None else inside[1] + name.removeprefix(inside[0])
+        if names.setdefault(ours, name) != name:
+            raise ExportError(
+                f"{where}: {names[ours]} and {name} stand for the same weight: remove the wrong one"
+            )
     return names, list(left)
