@@ -195,7 +195,7 @@ def test_a_relaxation_and_what_genai_writes(tmp_path: Path) -> None:
 @pytest.mark.timeout(30)
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
     folder = write_directory(tmp_path / "checkpoint")
-    for name in ("generation_config.json", "chat_template.jinja", "config.json"):
+    for name in ("chat_template.jinja", "generation_config.json", "config.json"):
         (folder / name).unlink(missing_ok=True)
         os.mkfifo(folder / name)
         with pytest.raises(ExportError, match=f"{name} cannot be read: it is not a regular file"):
