@@ -91,7 +91,11 @@ def test_only_wrappers_of_gemma_limit_the_logits(tmp_path: Path) -> None:
         ),
         ("mllama", {"model_type": "mllama_text_model"}, "'mllama_text_model' is not supported"),
         ("minimax_m3_vl", {"num_local_experts": 8}, r"not supported \(minimax_m3_vl\), see"),
-        ("llama4", {"model_type": "llama4_text"}, "Llama 4 is supported only without experts"),
+        (
+            "llama4",
+            {"model_type": "llama4_text"},
+            r"Llama 4 is supported only with moe_layers \[\]",
+        ),
         ("maira2", GRANITE, "give its weights with text_config as their config.json"),
     ],
 )

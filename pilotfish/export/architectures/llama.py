@@ -45,7 +45,7 @@ def _llama4(stated: Stated) -> Mapping[str, Any]:
     rotated = stated("no_rope_layers") and all(stated("no_rope_layers"))
     if stated("moe_layers") != [] or not rotated or not stated("layer_types"):
         raise ValueError(
-            "Llama 4 is supported only without experts (moe_layers []), with layer_types and with "
+            "Llama 4 is supported only with moe_layers [] (without experts), layer_types and "
             "rotation in all layers (no_rope_layers without 0): take a GGUF file with --dialect "
             "llamacpp, if llama.cpp has this model"
         )

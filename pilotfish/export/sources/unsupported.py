@@ -16,7 +16,7 @@ NEWER = {
 }
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 # Signs of recurrent states: beginnings of model_type and of keys, and kinds of layers.
-STATE_MODELS = ("rwkv", "xlstm")
+STATE_MODELS = ("jamba", "plamo2", "rwkv", "xlstm", "zamba")
 STATE_KEYS = ("mamba_", "ssm_", "lru_", "linear_attn_", "linear_conv_", "linear_key_")
 STATE_LAYERS = {"linear_attention", "mamba", "recurrent"}
 LAYER_LISTS = ("layer_types", "layers_block_type", "block_types")
