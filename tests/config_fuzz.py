@@ -30,6 +30,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from gguf import GGMLQuantizationType
 from safetensors.numpy import save_file
 
 from pilotfish.export.architectures import ARCHITECTURES, Names
@@ -289,7 +290,7 @@ def mutated_gguf(path: Path, random: Random) -> bytes:
         data += struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", len(info.shape))
         shape = [random.choice(NUMBERS[:12]) if random.random() < 0.001 else n for n in info.shape]
         data += b"".join(struct.pack("<q", n) for n in reversed(shape))
-        data += struct.pack("<IQ", info.kind, start)
+        data += struct.pack("<IQ", GGMLQuantizationType[info.kind], start)
         start += -(-info.size // 32) * 32
     return bytes(data) + bytes(start + 32)
 

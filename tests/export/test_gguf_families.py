@@ -22,7 +22,7 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model import export_model
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.sources import open_source
-from pilotfish.export.sources.gguf_config import find_class, read_metadata
+from pilotfish.export.sources.gguf_config import GgufDescription, find_class
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.gguf_names import gguf_names
 from pilotfish.export.sources.tensor_names import find_weights
@@ -145,8 +145,7 @@ def read(file: GgufFile, metadata: dict[str, Any]) -> ModelConfig:
     mixture = ARCHITECTURES[model_type].mixture
     origins = find_weights(gguf_names(ours, experts=mixture is not None), stored)
     whole = {name: stored[origin.stored[0]] for name, origin in origins.items()}
-    config, _ = read_metadata(other, model_type, whole)
-    return config
+    return GgufDescription(other, model_type, whole).config
 
 
 def flipped(value: Any) -> Any:

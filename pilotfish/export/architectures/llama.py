@@ -125,6 +125,7 @@ RELATIVES: dict[str, Architecture] = {
         MISTRAL,
         models="Code World Model (CWM)",
         keys={"rope_theta": 1e6},
+        biases={},  # mlp_bias was not compared with transformers: it is refused
         windows="listed",
         full_first=True,
         full_every=4,

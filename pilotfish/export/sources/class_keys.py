@@ -61,7 +61,7 @@ class ClassKeys:
         default: int = self.default(key)
         return self.fields.get(self.class_key(key), int, default)
 
-    def number(self, key: str, *, otherwise: float) -> float:
+    def number(self, key: str, *, otherwise: float = 1.0) -> float:
         """Return a number above 0; `otherwise` if the class does not have the key."""
         if not self.has(key):
             return otherwise

@@ -35,9 +35,7 @@ def read_experts(keys: ClassKeys, pattern: Sequence[Layer]) -> Experts | None:
             f"{keys.class_key('num_experts_per_tok')} is {chosen}, but there are "
             f"{count} experts ({keys.class_key('num_experts')})"
         )
-    width = keys.count(
-        "moe_intermediate_size" if keys.has("moe_intermediate_size") else "intermediate_size"
-    )
+    width = keys.count(width_key(keys))
     shared, biased = None, mixture.biased
     if keys.has("shared_expert_intermediate_size"):
         shared = keys.count("shared_expert_intermediate_size")
@@ -55,15 +53,20 @@ def read_experts(keys: ClassKeys, pattern: Sequence[Layer]) -> Experts | None:
         biased=biased,
         epsilon=mixture.epsilon,
         least=keys.optional("moe_norm_min") or 0.0,
-        factor=keys.number("routed_scaling_factor", otherwise=1.0),
+        factor=keys.number("routed_scaling_factor"),
         latent=keys.count("moe_latent_size") if latent else None,
         shared=shared,
         shared_gate=mixture.shared_gate,
-        steepness=keys.number("swiglu_alpha", otherwise=1.0),
+        steepness=keys.number("swiglu_alpha"),
         lift=mixture.lift,
         parallel_mlp=mixture.parallel_mlp,
         limit=keys.optional("swiglu_limit"),
     )
+
+
+def width_key(keys: ClassKeys) -> str:
+    """Return the key of the experts' width, by Llama's name."""
+    return "moe_intermediate_size" if keys.has("moe_intermediate_size") else "intermediate_size"
 
 
 def layers_of_experts(keys: ClassKeys, layers: int) -> list[bool]:

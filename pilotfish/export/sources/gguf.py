@@ -18,7 +18,7 @@ from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.sources.checkpoint import Checkpoint
 from pilotfish.export.sources.gguf_blocks import FORMATS
-from pilotfish.export.sources.gguf_config import find_class, read_metadata
+from pilotfish.export.sources.gguf_config import GgufDescription, find_class
 from pilotfish.export.sources.gguf_file import GgufFile
 from pilotfish.export.sources.gguf_layers import head_layers, layer_number
 from pilotfish.export.sources.gguf_names import DIVISORS, LONG, SHORT, gguf_names
@@ -67,9 +67,10 @@ class GgufSource(Checkpoint):
             name: self.shapes[origin.stored[0]] for name, origin in self.origins.items()
         }
         model_keys = set(ignored) - {TEMPLATE_KEY}
-        self.config, settings = read_metadata(self._file, model_type, stored_shapes, model_keys)
+        described = GgufDescription(self._file, model_type, stored_shapes, model_keys)
+        self.config = described.config
         drop_unread(self.origins, self.config)
-        self.check_weights(settings)
+        self.check_weights(described.settings)
         self.vocabulary = gguf_vocabulary(self._file, self.config.name, ignored)
         if self.vocabulary.vocab_size > self.config.vocab_size:
             raise ExportError(

@@ -73,13 +73,8 @@ def find_class(file: GgufFile) -> tuple[str, Gguf]:
     return (special or unconditional or candidates)[0]
 
 
-def read_metadata(
-    file: GgufFile,
-    model_type: str,
-    weights: Mapping[str, tuple[int, ...]],
-    ignored: Collection[str] = (),
-) -> tuple[ModelConfig, FileSettings]:
-    """Read the model that a GGUF file describes, and the file's names of its settings.
+class GgufDescription:
+    """The description of a model in its GGUF file, translated to the keys of its class.
 
     Args:
         file: the opened file.
@@ -87,18 +82,21 @@ def read_metadata(
         weights: our names of the file's weights → their shapes.
         ignored: unknown keys to ignore.
 
+    Attributes:
+        config: the model's shape.
+        settings: the file's names of settings, for errors about weights.
+
     Raises:
         ExportError: if something is missing, damaged, not supported or unknown; the message names
             the key or tensor.
     """
-    return _Translation(file, model_type, weights).read(ignored)
-
-
-class _Translation:
-    """A translation of a file's keys to the keys of its class."""
 
     def __init__(
-        self, file: GgufFile, model_type: str, weights: Mapping[str, tuple[int, ...]]
+        self,
+        file: GgufFile,
+        model_type: str,
+        weights: Mapping[str, tuple[int, ...]],
+        ignored: Collection[str] = (),
     ) -> None:
         self._file, self._model_type, self._weights = file, model_type, weights
         self._inner = {LAYER.split(name)[-1] for name in weights}
@@ -122,8 +120,10 @@ class _Translation:
             present = (name for name in names if name in stated)
             self._file_keys[key] = f"{prefix}{next(present, names[0])}"
 
-    def read(self, ignored: Collection[str]) -> tuple[ModelConfig, FileSettings]:
-        """Translate the keys and read the result; see `read_metadata`."""
+        self.config, self.settings = self._read(ignored)
+
+    def _read(self, ignored: Collection[str]) -> tuple[ModelConfig, FileSettings]:
+        """Translate the keys and read the result."""
         fields = self._fields
         self._translate()
         called = self._architecture.key_names
@@ -314,13 +314,15 @@ class _Translation:
             if self._architecture.windows != "none":
                 fields.mark_read(key)  # the key has no effect without a window
             return
-        if isinstance(stated, list) and self._has_key("layer_types"):
+        if not self._has_key("layer_types"):
+            return
+        if isinstance(stated, list):
             fields.mark_read(key)
             self._file_keys["layer_types"] = self._full_key(key)
             self._values["layer_types"] = [SLIDING if each else FULL for each in stated]
-        elif isinstance(stated, int) and self._has_key("layer_types"):
-            every, layers = fields.count(key), fields.count("block_count")
-            kinds = [SLIDING if (i + 1) % every else FULL for i in range(min(layers, MOST_LAYERS))]
+        elif isinstance(stated, int):
+            every, layers = fields.count(key), min(fields.count("block_count"), MOST_LAYERS)
+            kinds = [SLIDING if (i + 1) % every else FULL for i in range(layers)]
             self._values["layer_types"] = kinds
 
     def _set_by_tensors(self) -> None:

@@ -14,9 +14,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,33 +29,20 @@ from pilotfish.export.sources.gguf_blocks import (
     HALF_EXPONENT,
     keep_blocks,
 )
-from pilotfish.export.sources.mapped_file import MappedFile
+from pilotfish.export.sources.mapped_file import VALUES_AT_ONCE, TensorFile, TensorInfo
 
 MAGIC = b"GGUF"
 MAX_DIMENSIONS = 4
-VALUES_AT_ONCE = 1 << 20
 GROUP = 16  # rows per call of a function of the gguf package
 STRING, ARRAY = 8, 9
 # Value types of fixed size: type number → struct code.
 SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 
-if TYPE_CHECKING:
-    from gguf import GGMLQuantizationType
-
 Scalar = int | float | bool | str
 Value = Scalar | list[Scalar]
 
 
-class TensorInfo(NamedTuple):
-    """The place and layout of a tensor. `shape` is in numpy's order: slowest dimension first."""
-
-    shape: tuple[int, ...]
-    kind: GGMLQuantizationType
-    start: int  # offset from the start of the file, bytes
-    size: int  # bytes
-
-
-class GgufFile:
+class GgufFile(TensorFile):
     """An opened GGUF file.
 
     Raises:
@@ -65,55 +50,30 @@ class GgufFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = MappedFile(path)
-        if self._file.data[:4] != MAGIC:
+        super().__init__(path)
+        if self.data[:4] != MAGIC:
             raise ExportError(
                 f"{path} is not a GGUF file: give one, or the folder of a Hugging Face model"
             )
         with reading_file(self._damage_error):
             try:
-                self.metadata, self.tensors = _read_header(_Cursor(self._file.data))
+                self.metadata, self.tensors = _read_header(_Cursor(self.data))
             except (struct.error, OverflowError) as error:
                 raise self._damage_error(str(error)) from None
 
     def _damage_error(self, problem: str) -> ExportError:
         return ExportError(f"{self.path} is a damaged or incomplete GGUF file: {problem}")
 
-    def tensor(self, name: str, index: int | None = None) -> NDArray[np.float32]:
-        """Return a tensor as float32; this is a view of the file if the file has float32.
-
-        `index` selects an entry of the first axis.
-
-        Raises:
-            ExportError: if the tensor does not exist, or its type cannot be dequantised.
-        """
-        return self._floats(name, self._part(name, index))
-
-    def rows(self, name: str) -> Iterator[NDArray[np.float32]]:
-        """Yield a tensor [N, K] in parts of consecutive rows, of a few megabytes each.
-
-        Raises:
-            ExportError: see `tensor`.
-        """
-        info = self._part(name, None)
-        total, width = info.shape
-        size, step = info.size // total, max(1, VALUES_AT_ONCE // width)
-        for start in range(0, total, step):
-            count = min(step, total - start)
-            place = info.start + start * size
-            yield self._floats(name, TensorInfo((count, width), info.kind, place, count * size))
-
-    def _floats(self, name: str, info: TensorInfo) -> NDArray[np.float32]:
-        """Read and dequantise a part of a tensor."""
-        raw = self._file.view(info.start, info.size)
-        if info.kind.name == "F32":
+    def floats(self, name: str, info: TensorInfo) -> NDArray[np.float32]:
+        """Read and dequantise a tensor, or a part of it."""
+        raw = self.view(info.start, info.size)
+        if info.kind == "F32":
             return raw.view(np.float32).reshape(info.shape)
         try:
             return _dequantize(raw, info.kind, info.shape)
         except NotImplementedError:
             raise ExportError(
-                f"{self.path}: {name} is of type {info.kind.name}, which the gguf package "
+                f"{self.path}: {name} is of type {info.kind}, which the gguf package "
                 "cannot dequantise"
             ) from None
 
@@ -123,60 +83,49 @@ class GgufFile:
         Raises:
             ExportError: if one is NaN or infinite.
         """
-        from gguf import GGML_QUANT_SIZES
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         for name, info in self.tensors.items():
-            kind = info.kind
-            size, mask = GGML_QUANT_SIZES[kind][1], EXPONENTS.get(kind.name, HALF_EXPONENT)
+            size = GGML_QUANT_SIZES[GGMLQuantizationType[info.kind]][1]
+            mask = EXPONENTS.get(info.kind, HALF_EXPONENT)
             for start in range(0, info.size, size * VALUES_AT_ONCE):
                 count = min(info.size - start, size * VALUES_AT_ONCE)
-                blocks = self._file.view(info.start + start, count).reshape(-1, size)
-                for at in FLOAT_BYTES.get(kind.name, ()):
+                blocks = self.view(info.start + start, count).reshape(-1, size)
+                for at in FLOAT_BYTES.get(info.kind, ()):
                     bad = (blocks[:, at : at + 2].view(np.uint16) & mask) == mask
                     if bad.any():
                         place = start // size + int(bad.argmax())
                         raise ExportError(
-                            f"{self.path}: {name} ({kind.name}) has a number in block {place} "
+                            f"{self.path}: {name} ({info.kind}) has a number in block {place} "
                             "that is NaN or infinite: the file is damaged"
                         )
 
     def kinds(self) -> set[str]:
         """Return the names of the tensors' types."""
-        return {info.kind.name for info in self.tensors.values()}
-
-    def _part(self, name: str, index: int | None) -> TensorInfo:
-        """Return the location of a tensor, or of an entry of its first axis."""
-        if name not in self.tensors:
-            raise ExportError(f"{self.path} has no tensor {name}")
-        info = self.tensors[name]
-        if index is None:
-            return info
-        size = info.size // info.shape[0]
-        return info._replace(shape=info.shape[1:], start=info.start + index * size, size=size)
+        return {info.kind for info in self.tensors.values()}
 
     def quantized(self, name: str, index: int | None = None) -> Quantized | None:
         """Return a tensor [N, K], or entry `index` of the first axis, in blocks.
 
         None without a kernel.
         """
-        info = self._part(name, index)
-        form = FORMATS.get(info.kind.name)
+        info = self.find(name, index)
+        form = FORMATS.get(info.kind)
         if form is None or len(info.shape) != 2:
             return None
-        return keep_blocks(self._file.view(info.start, info.size).reshape(info.shape[0], -1), form)
+        return keep_blocks(self.view(info.start, info.size).reshape(info.shape[0], -1), form)
 
 
-def _dequantize(
-    raw: NDArray[np.uint8], kind: GGMLQuantizationType, shape: tuple[int, ...]
-) -> NDArray[np.float32]:
+def _dequantize(raw: NDArray[np.uint8], name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """Dequantise a few blocks at a time, because the package keeps all intermediate results.
 
     The package calls its functions for `GROUP` rows at a time, so it gets long rows of many blocks:
     with the rows of a narrow weight, the calls take as long as the arithmetic.
     """
-    from gguf import GGML_QUANT_SIZES
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 
+    kind = GGMLQuantizationType[name]
     block, block_bytes = GGML_QUANT_SIZES[kind]
     blocks = raw.reshape(-1, block_bytes)
     values = np.empty((len(blocks), block), np.float32)
@@ -276,4 +225,4 @@ def _read_tensor_info(cursor: _Cursor) -> tuple[str, TensorInfo]:
     block, block_bytes = GGML_QUANT_SIZES[kind]
     if not shape or min(shape) < 1 or shape[-1] % block:
         raise ValueError(f"{name} has shape {shape}, in blocks of {block}")
-    return name, TensorInfo(shape, kind, start, math.prod(shape) // block * block_bytes)
+    return name, TensorInfo(shape, kind.name, start, math.prod(shape) // block * block_bytes)

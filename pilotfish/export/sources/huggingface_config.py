@@ -19,7 +19,7 @@ from pilotfish.export.model_config import Activation, Form, ModelConfig
 from pilotfish.export.parts import Recurrence, Streams, TokenInputs
 from pilotfish.export.sources.class_keys import ClassKeys
 from pilotfish.export.sources.config_keys import FIELDS, find_foreign_keys
-from pilotfish.export.sources.expert_keys import read_experts
+from pilotfish.export.sources.expert_keys import read_experts, width_key
 from pilotfish.export.sources.fields import Fields, format_value
 from pilotfish.export.sources.layer_pattern import count_layers, read_pattern
 from pilotfish.export.sources.mask_keys import (
@@ -161,12 +161,9 @@ def _read(keys: ClassKeys, model_type: str, name: str) -> ModelConfig:
         score_scale=_score_scale(keys, head_dim),
         score_cap=keys.optional("attn_logit_softcapping"),
         logit_cap=keys.optional("final_logit_softcapping"),
-        embed_scale=root
-        if architecture.embed_root
-        else keys.number("embedding_multiplier", otherwise=1.0),
-        residual_scale=keys.number("residual_multiplier", otherwise=1.0),
-        logit_scale=keys.number("logit_scale", otherwise=1.0)
-        / keys.number("logits_scaling", otherwise=1.0),
+        embed_scale=root if architecture.embed_root else keys.number("embedding_multiplier"),
+        residual_scale=keys.number("residual_multiplier"),
+        logit_scale=keys.number("logit_scale") / keys.number("logits_scaling"),
         recurrence=recurrence,
         factors=read_factors(keys),
         token_inputs=_token_inputs(keys),
@@ -248,8 +245,7 @@ def _intermediate(keys: ClassKeys, hidden: int, recurrence: Recurrence | None) -
     stated = keys.count("intermediate_size", null=4 * hidden)
     if not keys.has("block_ff_dim"):
         return stated
-    if keys.raw("block_ff_dim") is not None:
-        stated = keys.count("block_ff_dim")
+    stated = keys.count("block_ff_dim", null=stated)
     factor = keys.optional("block_ffn_dim_multiplier")
     unit = keys.count("block_multiple_of")
     if not keys.flag("block_auto_adjust_ff_dim"):
@@ -314,12 +310,12 @@ def _score_scale(keys: ClassKeys, head_dim: int) -> float | None:
     if keys.architecture.score_scale is not None:
         return keys.architecture.score_scale
     if keys.has("key_multiplier"):  # Falcon-H1
-        factor = keys.number("key_multiplier", otherwise=1.0)
+        factor = keys.number("key_multiplier")
         return None if factor == 1.0 else float(factor * head_dim**-0.5)
     if keys.has("attention_multiplier"):
-        return keys.number("attention_multiplier", otherwise=1.0)
+        return keys.number("attention_multiplier")
     if keys.has("query_pre_attn_scalar"):
-        return float(keys.number("query_pre_attn_scalar", otherwise=1.0) ** -0.5)
+        return float(keys.number("query_pre_attn_scalar") ** -0.5)
     return None
 
 
@@ -344,11 +340,7 @@ def _file_keys(keys: ClassKeys, config: ModelConfig) -> dict[str, str]:
     names |= {f"recurrence.{field}": key for field, key in recurrence_file_keys(keys).items()}
     stated = keys.fields.values
     if config.experts is not None:
-        width = (
-            "moe_intermediate_size" if keys.has("moe_intermediate_size") else "intermediate_size"
-        )
-        width = keys.class_key(width)
-        names["experts.width"] = width
+        width = names["experts.width"] = keys.class_key(width_key(keys))
         if keys.has("n_shared_experts"):
             names["experts.shared"] = f"{width} · {keys.class_key('n_shared_experts')} ="
     for field in ("kv_heads", "head_dim"):

@@ -62,7 +62,7 @@ def join_packed(packing: Packing, plain: Mapping[str, PlainTensor]) -> dict[str,
     }
     for name, tensor in plain.items():
         module, _, kind = name.rpartition(".")
-        if kind not in PARTS or (kind == "weight" and tensor.file.dtype(tensor.name) not in BYTES):
+        if kind not in PARTS or (kind == "weight" and tensor.info.kind not in BYTES):
             continue
         names = {part: f"{module}.{part}" for part in (kind, *PARTS[kind], *UNUSED)}
         parts = {part: plain[each] for part, each in names.items() if each in plain}
@@ -79,7 +79,7 @@ class PackedMatrix:
         self._packing, self._parts = packing, parts
         self._kind, codes = next(iter(parts.items()))
         self._path, self._name = codes.file.path, codes.name
-        self._float8 = codes.file.dtype(codes.name) == FLOAT8
+        self._float8 = codes.info.kind == FLOAT8
 
     @property
     def in_blocks(self) -> bool:
@@ -249,8 +249,7 @@ class PackedMatrix:
         return bits
 
     def _shape(self, part: str) -> tuple[int, ...]:
-        tensor = self._tensor(part)
-        return tensor.file.stored_shape(tensor.name)
+        return self._tensor(part).info.shape
 
     def _ints(self, part: str, types: tuple[str, ...] | None = None) -> NDArray[Any]:
         tensor = self._tensor(part)

@@ -66,10 +66,10 @@ def read_factors(keys: ClassKeys) -> Factors:
         return Factors()
     gate, fed = _numbers(keys, "mlp_multipliers", 2)
     return Factors(
-        attention_in=keys.number("attention_in_multiplier", otherwise=1.0),
-        attention_out=keys.number("attention_out_multiplier", otherwise=1.0),
-        space_in=keys.number("ssm_in_multiplier", otherwise=1.0),
-        space_out=keys.number("ssm_out_multiplier", otherwise=1.0),
+        attention_in=keys.number("attention_in_multiplier"),
+        attention_out=keys.number("attention_out_multiplier"),
+        space_in=keys.number("ssm_in_multiplier"),
+        space_out=keys.number("ssm_out_multiplier"),
         gate=gate,
         mlp_out=fed,
     )
@@ -179,7 +179,7 @@ def _numbers(keys: ClassKeys, key: str, count: int) -> tuple[float, ...]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and (math.isinf(value) or abs(value) <= MAX_FLOAT)
+    return type(value) in (int, float) and (abs(value) == math.inf or abs(value) <= MAX_FLOAT)
 
 
 def _sizes(keys: ClassKeys, names: Mapping[str, str], **others: Any) -> Recurrence:

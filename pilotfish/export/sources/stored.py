@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pilotfish.export.architectures import Names
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.sources.mapped_file import TensorInfo
 from pilotfish.export.sources.safetensors_file import SafetensorsFile
 
 log = logging.getLogger("pilotfish.export")
@@ -54,6 +55,11 @@ class PlainTensor:
     name: str
 
     @property
+    def info(self) -> TensorInfo:
+        """The tensor's place and layout, for any type."""
+        return self.file.find(self.name)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The tensor's shape; raises ExportError if it is not floating point."""
         return self.file.shape(self.name)
@@ -84,8 +90,8 @@ class BlockTensor:
 
     def __post_init__(self) -> None:
         parts = self.blocks, self.scales
-        blocks, scales = (part.file.stored_shape(part.name) for part in parts)
-        known = all(part.file.dtype(part.name) == "U8" for part in parts) and len(blocks) == 4
+        blocks, scales = (part.info.shape for part in parts)
+        known = all(part.info.kind == "U8" for part in parts) and len(blocks) == 4
         if not known or blocks[3] * 2 != PER_BLOCK or scales != blocks[:3]:
             raise ExportError(
                 f"{self.blocks.file.path}: {self.blocks.name} and {self.scales.name} are not "
@@ -96,7 +102,7 @@ class BlockTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the dequantised tensor."""
-        experts, rows, count, _ = self.blocks.file.stored_shape(self.blocks.name)
+        experts, rows, count, _ = self.blocks.info.shape
         return experts, count * PER_BLOCK, rows
 
     def read(self, index: int | None) -> NDArray[np.float32]:

@@ -86,19 +86,16 @@ def _is_tiktoken(data: bytes) -> bool:
 def _expect_known(model: Any, path: Path) -> None:
     """Refuse models that a tokenizer.json cannot express."""
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
-    reason = None
-    if trainer.model_type not in (UNIGRAM, BPE):
-        reason = "is neither BPE nor Unigram"
-    elif trainer.treat_whitespace_as_suffix:
-        reason = "puts spaces after words"
-    elif not normalizer.escape_whitespaces:
-        reason = "does not escape spaces"
-    elif model.denormalizer_spec.precompiled_charsmap:
-        reason = "maps characters back when it decodes"
-    elif any(piece.type == UNUSED for piece in model.pieces):
-        reason = "has disabled tokens"
-    elif len({piece.piece for piece in model.pieces}) != len(model.pieces):
-        reason = "contains a token twice"
+    texts = {piece.piece for piece in model.pieces}
+    reasons = {
+        "is neither BPE nor Unigram": trainer.model_type not in (UNIGRAM, BPE),
+        "puts spaces after words": trainer.treat_whitespace_as_suffix,
+        "does not escape spaces": not normalizer.escape_whitespaces,
+        "maps characters back when it decodes": model.denormalizer_spec.precompiled_charsmap,
+        "has disabled tokens": any(piece.type == UNUSED for piece in model.pieces),
+        "contains a token twice": len(texts) != len(model.pieces),
+    }
+    reason = next((reason for reason, applies in reasons.items() if applies), None)
     if reason:
         raise ExportError(
             f"{path} {reason}, which is not supported: give the model a tokenizer.json"
