@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
@@ -75,26 +75,18 @@ class Calibration:
         self._failed = False
         self.matrices = 0
 
-    def round(
-        self, product: str, names: Sequence[str], weights: Sequence[Floats]
-    ) -> list[Quantized]:
-        """Round weights [N, K] of some modules of a product, in the order of the layers.
+    def round(self, product: str, name: str, weight: Floats) -> Quantized:
+        """Round the weight [N, K] of the module `name`, in the order of the layers.
 
-        product: the product's name in `Dialect.products`.
+        product: the name of the module's product in `Dialect.products`.
         """
-        moments: Floats | None = None
-        result = []
-        for name, weight in zip(names, weights, strict=True):
-            fine = name.endswith(FINE)
-            if fine or weight.shape[1] % BLOCK or is_rounded(weight, BITS):
-                bits = 8 if fine and not is_rounded(weight, BITS) else BITS
-                result.append(quantize(f"{name}.weight", weight, bits, widest=LARGEST))
-                continue
-            if moments is None and weight.shape[1] <= WIDEST:
-                moments = self._find_moments(product)
-            self.matrices += moments is not None
-            result.append(round_compensated(weight, moments))
-        return result
+        fine = name.endswith(FINE)
+        if fine or weight.shape[1] % BLOCK or is_rounded(weight, BITS):
+            bits = 8 if fine and not is_rounded(weight, BITS) else BITS
+            return quantize(f"{name}.weight", weight, bits, widest=LARGEST)
+        moments = self._find_moments(product) if weight.shape[1] <= WIDEST else None
+        self.matrices += moments is not None
+        return round_compensated(weight, moments)
 
     def _find_moments(self, product: str) -> Floats | None:
         """Return the second moments [K, K] of a product's inputs; None if they are unknown."""

@@ -227,7 +227,7 @@ def _write_graph(
         net = kind(graph, config, CheckedWeights(source, precision, progress), precision)
         if net.forms.bits == BITS:
             calibration = Calibration(source, config, source.vocabulary, directory, progress)
-            net.forms.round_matrices = calibration.round
+            net.forms.round_matrix = calibration.round
         write_network(net, config)
         graph.save(directory / GRAPH_NAME, opset=kind.opset)
     digests = {

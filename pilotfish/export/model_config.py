@@ -209,15 +209,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def plain(self) -> bool:
-        """Whether exactly the layers without states store keys and values of `plain_heads`."""
+        """Whether exactly the layers without states store keys and values of the model's heads."""
         states = set(self.recurrent)
         has_all_caches = self.cached == [i for i in range(self.layers) if i not in states]
-        return has_all_caches and {self.heads_of(i) for i in self.cached} <= {self.plain_heads}
-
-    @property
-    def plain_heads(self) -> AttentionHeads:
-        """The numbers and width of heads in layers that do not override the model's."""
-        return AttentionHeads(self.heads, self.kv_heads, self.head_dim)
+        usual = AttentionHeads(self.heads, self.kv_heads, self.head_dim)
+        return has_all_caches and {self.heads_of(i) for i in self.cached} <= {usual}
 
     @property
     def recurrent(self) -> list[int]:

@@ -33,7 +33,8 @@ def update_state_by_pairs(
 
     decay = op("Trilu", _decay_between(net, after, after), upper=0)  # [heads, n, n]
     scores = op("MatMul", q, op("Transpose", k, perm=[0, 2, 1]))  # [key_heads, n, n]
-    answer = op("MatMul", _repeat_for_heads(net, dims, scores, decay), v)
+    weights = op("Mul", _repeat_for_heads(net, dims, scores), decay)
+    answer = op("MatMul", weights, v)
     read = op("MatMul", _repeat_for_heads(net, dims, q), before)
     past_decay = op("Exp", net.cast(net.unsqueeze(after, 2), "float32"))
     answer = op("Add", answer, op("Mul", read, past_decay))
@@ -64,24 +65,12 @@ def _decay_between(net: Operators, ends: str, starts: str) -> str:
     return op("Exp", op("Min", between, net.graph.constant(0.0, "float32")))
 
 
-def _repeat_for_heads(net: Operators, dims: Recurrence, x: str, factor: str = "") -> str:
-    """Repeat x [key_heads, …, m] for the heads, times `factor` [heads, …, m]; → [heads, n, m]."""
-    op, each = net.graph.op, dims.heads // dims.key_heads
-    if each > 1:
-        x = net.unsqueeze(x, 1)
-        if factor:
-            inner = op("Shape", factor, start=1)
-            groups = net.graph.constant([dims.key_heads, each], "int64")
-            factor = op("Reshape", factor, op("Concat", groups, inner, axis=0))
-        else:
-            factor = net.graph.constant(np.ones((1, each, 1, 1)), "float32")
-    if not factor:
+def _repeat_for_heads(net: Operators, dims: Recurrence, x: str) -> str:
+    """Repeat x [key_heads, n, m] for the heads; → [heads, n, m]."""
+    if dims.heads == dims.key_heads:
         return x
-    x = op("Mul", x, factor)
-    if each == 1:
-        return x
-    sizes = op("Concat", net.graph.constant([dims.heads], "int64"), op("Shape", x, start=2), axis=0)
-    return op("Reshape", x, sizes)
+    groups = np.repeat(np.arange(dims.key_heads), dims.heads // dims.key_heads)
+    return net.graph.op("Gather", x, net.graph.constant(groups, "int64"), axis=0)
 
 
 def _is_before(net: Operators, count: str, end: str) -> str:

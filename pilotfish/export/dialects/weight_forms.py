@@ -27,7 +27,7 @@ from pilotfish.export.quantize import quantize
 
 BITS: dict[str, int] = {"int8": 8, "int4": 4}
 
-RoundMatrices = Callable[[str, Sequence[str], Sequence[NDArray[np.float32]]], list[Quantized]]
+RoundMatrix = Callable[[str, str, NDArray[np.float32]], Quantized]
 
 
 class WeightForms:
@@ -37,8 +37,8 @@ class WeightForms:
         bits: number of bits of rounded weights; None if none are rounded.
         head_bits: the same for the output projection.
         keeps_blocks: whether all stored blocks are kept.
-        round_matrices: called with a product's label, the names of its modules and their weights,
-            rounds these weights; None to round all to `bits` (`export.quantize`).
+        round_matrix: called with a product's label, the name of a module and its weight, rounds
+            this weight; None to round all to `bits` (`export.quantize`).
     """
 
     def __init__(self, source: WeightReader, precision: Precision) -> None:
@@ -46,26 +46,13 @@ class WeightForms:
         self.bits = BITS.get(precision)
         self.head_bits = BITS.get(HEADS.get(precision, precision))
         self.keeps_blocks = precision == STORED
-        self.round_matrices: RoundMatrices | None = None
+        self.round_matrix: RoundMatrix | None = None
         self._mixes_four = False  # whether a matrix was read that has blocks of 4 bits
 
     def read_product(self, label: str, names: Sequence[str], *, rounded: bool) -> Sequence[Weight]:
         """Read the weights of the modules of a product, [N, K] each; round them if `rounded`."""
         bits = self.bits if rounded else None
-        weights = [self._read_matrix(f"{name}.weight", bits) for name in names]
-        floats = {
-            name: weight
-            for name, weight in zip(names, weights, strict=True)
-            if not isinstance(weight, Quantized)
-        }
-        if bits is None or not floats:
-            return weights
-        if self.round_matrices is not None:
-            new = self.round_matrices(label, [*floats], [*floats.values()])
-        else:
-            new = [self.round(f"{name}.weight", weight, bits) for name, weight in floats.items()]
-        rest = iter(new)
-        return [each if isinstance(each, Quantized) else next(rest) for each in weights]
+        return [self._read_matrix(label, name, bits) for name in names]
 
     def round(self, name: str, weight: NDArray[np.float32], bits: int) -> Quantized:
         """Round a weight [N, K] to nearest."""
@@ -78,12 +65,17 @@ class WeightForms:
         blocks = self._source.quantized(name)
         return blocks if blocks is not None and self.bits in (None, blocks.bits) else None
 
-    def _read_matrix(self, name: str, bits: int | None) -> Weight:
+    def _read_matrix(self, label: str, module: str, bits: int | None) -> Weight:
+        name = f"{module}.weight"
         blocks = self._source.quantized(name) if self.keeps_blocks or bits == 4 else None
-        if blocks is None or self.keeps_blocks:
-            return self._source.tensor(name) if blocks is None else blocks
-        if blocks.bits == bits:
+        if blocks is not None and (self.keeps_blocks or blocks.bits == bits):
             self._mixes_four = True
             return blocks
         weight = self._source.tensor(name)
-        return self.round(name, weight, 8) if self._mixes_four else weight
+        if bits is None:
+            return weight
+        if blocks is not None and self._mixes_four:
+            return self.round(name, weight, 8)
+        if self.round_matrix is not None:
+            return self.round_matrix(label, module, weight)
+        return self.round(name, weight, bits)
