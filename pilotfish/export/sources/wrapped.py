@@ -39,6 +39,9 @@ WRAPPERS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 TEXT_TYPES = {wrapper: text for text, several in WRAPPERS.items() for wrapper in several}
 FLAT = ("qwen2_vl", "qwen2_5_vl")  # wrappers whose files may lack text_config
+# Wrappers whose text model has the default model_type, whatever text_config states.
+FIXED = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "qwen2_5_vl", "qwen2_vl", "qwen3_5",
+         "qwen3_5_moe", "qwen3_vl")  # fmt: skip
 RENAMED = {"exaone4_5_text": "exaone4"}  # model_type in older files → in newer files
 # Prefix of the text model's weights in a file → in a text model.
 INSIDE = (
@@ -75,6 +78,8 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         )
     config = {"model_type": TEXT_TYPES[outer_type], **inner}
     config["model_type"] = RENAMED.get(config["model_type"], config["model_type"])
+    if outer_type in FIXED:
+        config["model_type"] = TEXT_TYPES[outer_type]
     if (architecture := ARCHITECTURES.get(config["model_type"])) is not None:
         config = {**architecture.sizes, **config}  # wrappers omit sizes that are the class's
     key = "tie_word_embeddings"
