@@ -90,6 +90,13 @@ FORMS = {
     ),
     "olmOCR 2": Published("qwen2.5-vl", OLM, left_out=("visual",)),
     "olmOCR 2, newer names": Published("qwen2.5-vl", OLM, QWEN_NAMES, left_out=("visual",)),
+    "Qwen3-VL with another type of text": Published(
+        "qwen3-vl",
+        with_text(lambda text: {
+            **{key: value for key, value in text.items() if key != "rope_parameters"},
+            "model_type": "qwen3"}),
+        left_out=("visual",),
+    ),
     "EXAONE 4.5": Published(
         "exaone4.5", EXAONE, more={"mtp.layers.0.input_layernorm.weight": (64,)},
         left_out=("mtp", "visual"),

@@ -11,7 +11,7 @@ import pytest
 
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.export.model import export_model
-from pilotfish.export.sources.wrapped import TEXT_TYPES
+from pilotfish.export.sources.wrapped import FIXED, TEXT_TYPES
 from tests.reference.families import FAMILIES, liven
 from tests.reference.parity import TEXT, answer
 from tests.support.prefill import prefill
@@ -65,6 +65,15 @@ def small_model(wrapper: str) -> Any:
     config._attn_implementation = "eager"
     whole = "GotOcr2" if name == "PPChart2Table" else name
     return getattr(transformers, f"{whole}ForConditionalGeneration")(config).float().eval()
+
+
+def test_wrappers_with_a_text_model_of_one_type() -> None:
+    from transformers import PreTrainedConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    parts = {kind: CONFIG_MAPPING[kind].sub_configs_defaults["text_config"] for kind in TEXT_TYPES}
+    fixed = {kind for kind in parts if issubclass(parts[kind].config_class, PreTrainedConfig)}
+    assert fixed == set(FIXED)
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

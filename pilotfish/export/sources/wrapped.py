@@ -42,6 +42,9 @@ WRAPPERS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 TEXT_TYPES = {wrapper: text for text, several in WRAPPERS.items() for wrapper in several}
 FLAT = ("qwen2_vl", "qwen2_5_vl")  # wrappers whose files may lack text_config
+# Wrappers whose text model has the default model_type, whatever text_config states.
+FIXED = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "qwen2_5_vl", "qwen2_vl", "qwen3_5",
+         "qwen3_5_moe", "qwen3_vl")  # fmt: skip
 RENAMED = {"exaone4_5_text": "exaone4"}  # model_type in older files → in newer files
 # Prefix of the text model's weights in a file → in a text model.
 INSIDE = (
@@ -80,6 +83,8 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         )
     config = {"model_type": TEXT_TYPES[outer_type], **inner}
     config["model_type"] = RENAMED.get(str(config["model_type"]), config["model_type"])
+    if outer_type in FIXED:
+        config["model_type"] = TEXT_TYPES[outer_type]
     config = _with_sizes(config)
     key = "tie_word_embeddings"
     tied = [each[key] for each in (values, inner) if key in each]
