@@ -75,6 +75,7 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
         return None
     if outer_type not in TEXT_TYPES:
         alone = _with_sizes({"model_type": outer_type, **inner})
+        # If the text model is not supported either, this call's error says so.
         Description(alone, outer_type, f"{where}, text_config of {format_value(outer_type)}")
         raise ExportError(
             f"{where}: model_type {format_value(outer_type)} with a text_config is not known "
