@@ -135,8 +135,9 @@ class Assisted:
         self._passes_s: list[float] = []
         self._assistant = Peer(self._draft_source)
         self._prunes = False
-        assert self._source.chat_template is not None
-        self._template = ChatTemplate(self._source.chat_template, self._source.special_tokens)
+        vocabulary = self._source.vocabulary
+        assert vocabulary.chat_template is not None
+        self._template = ChatTemplate(vocabulary.chat_template, vocabulary.special_tokens or {})
 
     def answer(self, prompt: Prompt, case: Case, tokens: int, seed: int) -> Answer:
         """One more answer."""
@@ -173,7 +174,7 @@ class Assisted:
         settings.num_assistant_tokens_schedule = "constant"
         settings.assistant_confidence_threshold = 0.0 if case.chain else 0.4
         results = {"assistant_model": self._assistant.model}
-        if self._draft_source.vocab_size == self._source.vocab_size:
+        if self._draft_source.vocabulary.vocab_size == self._source.vocabulary.vocab_size:
             return results  # transformers takes no tokenizers then
         return results | {
             "tokenizer": self._target.tokenizer,
