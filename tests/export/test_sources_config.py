@@ -171,6 +171,7 @@ def test_variants_of_opt(change: dict[str, Any], expected: dict[str, Any]) -> No
         (LLAMA | {"partial_rotary_factor": 0.5}, "partial_rotary_factor below 1"),
         (LLAMA | {"hidden_act": "mish"}, "'mish'"),
         (LLAMA | {"hidden_act": "xielu"}, "'xielu'"),  # which only Apertus has in float32
+        (LLAMA | {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling.factor is missing"),
         (
             LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0, "alpha": 9.0}},
             "does not read rope_scaling.alpha",
@@ -194,6 +195,16 @@ def test_variants_of_opt(change: dict[str, Any], expected: dict[str, Any]) -> No
         (LLAMA | {"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size is missing"),
         (LLAMA | {"sliding_window": 64}, "sliding_window is 64"),
+        (
+            LLAMA
+            | {
+                "model_type": "llama4_text",
+                "intermediate_size_mlp": 64,
+                "moe_layers": [],
+                "no_rope_layers": 2**31,
+            },
+            "Llama 4 is supported only with",
+        ),
         (QWEN2 | {"layer_types": ["full_attention", "sliding_attention"]}, "no sliding_window"),
         (QWEN2 | {"layer_types": ["full_attention", "chunked_attention"]}, "'chunked_attention'"),
         (OPT | {"activation_function": "quick_gelu"}, "quick_gelu"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,16 @@ def test_a_weight_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     info = refusal(source, tmp_path / "out")
     assert "model.norm.weight" in info
     assert second.name in info
+
+
+def test_separate_tensors_of_a_class_whose_files_have_fused_ones_are_refused(
+    tmp_path: Path,
+) -> None:
+    path = write_directory(tmp_path / "m")
+    edit = json.loads((path / "config.json").read_text()) | {"model_type": "phi3"}
+    (path / "config.json").write_text(json.dumps(edit))
+    text = refusal(path, tmp_path / "out")
+    assert "is no tensor of this model_type, whose files have mlp.gate_up_proj" in text
 
 
 def test_a_weight_with_two_prefixes_of_a_multimodal_model_is_refused(tmp_path: Path) -> None:

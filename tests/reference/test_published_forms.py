@@ -105,7 +105,7 @@ FORMS = {
         "qkv_bias": values.pop("attention_bias"), "bias": values.pop("mlp_bias"),
         **old_rope(values, "dynamic", factor=6.0, rope_type="dynamic")}),
     "IQuest-Coder": Published("iquestcoder", lambda values: old_rope(values) | REMOTE | {
-        "clip_qkv": None, "use_sliding_window": False, "sliding_window": 16,
+        "clip_qkv": None, "use_sliding_window": False, "sliding_window": None,
         "max_window_layers": 1}),
     "CWM": Published("cwm", lambda values: {
         key: value for key, value in old_rope(values).items() if key != "layer_types"}),

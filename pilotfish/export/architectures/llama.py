@@ -42,7 +42,8 @@ def _internlm3(stated: Stated) -> Mapping[str, Any]:
 
 
 def _llama4(stated: Stated) -> Mapping[str, Any]:
-    rotated = stated("no_rope_layers") and all(stated("no_rope_layers"))
+    rotations = stated("no_rope_layers")
+    rotated = isinstance(rotations, list) and rotations and all(rotations)
     if stated("moe_layers") != [] or not rotated or not stated("layer_types"):
         raise ValueError(
             "Llama 4 is supported only with moe_layers [] (without experts), layer_types and "

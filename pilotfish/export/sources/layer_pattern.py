@@ -318,7 +318,7 @@ def _rotated_channels(keys: ClassKeys, table: Fields, head_dim: int) -> int:
     stated = default
     if keys.class_key(key) not in keys.architecture.known.without:  # Bamba's is in the table
         stated = keys.fields.get(keys.class_key(key), float, default, null=default)
-    part = table.get(key, float, stated, null=stated)
+    part = table.get(key, float, stated, null=None if keys.has(key) else stated)
     if part != 1.0 and not keys.has(key):
         raise keys.fields.error("this class does not support a partial_rotary_factor below 1")
     width = int(head_dim * part) if 0 < part <= 1 else 0

@@ -12,7 +12,7 @@ import msgspec
 
 from pilotfish.export.model_config import Layer
 from pilotfish.export.sources.class_keys import ClassKeys
-from pilotfish.export.sources.fields import format_value
+from pilotfish.export.sources.fields import MAX_COUNT, format_value
 
 FULL = "full_attention"
 OVERRIDES = "per_layer_config"
@@ -134,7 +134,8 @@ def _inner_widths(keys: ClassKeys, reads: Sequence[int | None]) -> list[int | No
     """Return the width of each layer's feed-forward part; None = the model's."""
     listed = keys.fields.values.get(keys.class_key("intermediate_size"))
     if "activation_sparsity_pattern" in keys.architecture.keys and isinstance(listed, list):
-        if len(listed) != len(reads) or not all(type(each) is int and each > 0 for each in listed):
+        counts = (type(each) is int and 0 < each <= MAX_COUNT for each in listed)
+        if len(listed) != len(reads) or not all(counts):
             raise keys.fields.error(
                 f"intermediate_size must be a number, or a list of {len(reads)} numbers, one "
                 "per layer"

@@ -58,7 +58,7 @@ def _linear(table: Fields, base: RopeBase) -> Rope:
 
 def _dynamic(table: Fields, base: RopeBase) -> Rope:
     """Read dynamic NTK, which has no effect within the context, except for Hunyuan's α."""
-    table.get("factor", float, 1.0)
+    table.get("factor", float)
     if table.values.get("alpha"):
         alpha = table.positive("alpha")
         table.get("beta_fast", float, 32.0), table.get("beta_slow", float, 1.0)

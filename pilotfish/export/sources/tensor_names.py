@@ -53,6 +53,7 @@ def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[st
     bare = not any(
         name.startswith(f"{names.body}.") for name in relevant
     )  # true if the names lack the prefix of the body
+    parts_of_fused = {part: fused for fused, parts in names.fused.items() for part in parts}
     origins: dict[str, Origin] = {}
     listed: dict[str, dict[int, str]] = {}
 
@@ -91,7 +92,13 @@ def find_weights(names: Names, stored: Mapping[str, tuple[int, ...]]) -> dict[st
             for i, part in enumerate(parts):
                 add_origin(f"{prefix}{part}.{kind}", Origin((name,), i, parts))
             continue
-        add_origin(f"{prefix}{_rename_module(names.modules, module)}.{kind}", Origin((name,)))
+        ours = _rename_module(names.modules, module)
+        if ours == module and module in parts_of_fused:
+            raise ExportError(
+                f"{name} is no tensor of this model_type, whose files have "
+                f"{parts_of_fused[module]}: model_type is wrong, or the tensors were changed"
+            )
+        add_origin(f"{prefix}{ours}.{kind}", Origin((name,)))
     for ours, members in listed.items():
         add_origin(ours, Origin(tuple(members[i] for i in sorted(members))))
     return origins

@@ -43,8 +43,8 @@ WRAPPERS: Mapping[str, tuple[str, ...]] = {
 TEXT_TYPES = {wrapper: text for text, several in WRAPPERS.items() for wrapper in several}
 FLAT = ("qwen2_vl", "qwen2_5_vl")  # wrappers whose files may lack text_config
 # Wrappers whose text model has the default model_type, whatever text_config states.
-FIXED = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "qwen2_5_vl", "qwen2_vl", "qwen3_5",
-         "qwen3_5_moe", "qwen3_vl")  # fmt: skip
+FIXED = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm4v", "qwen2_5_vl", "qwen2_vl",
+         "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")  # fmt: skip
 RENAMED = {"exaone4_5_text": "exaone4"}  # model_type in older files → in newer files
 # Prefix of the text model's weights in a file → in a text model.
 INSIDE = (
@@ -76,7 +76,7 @@ def text_config(values: Mapping[str, Any], where: str) -> dict[str, Any] | None:
     if outer_type not in TEXT_TYPES:
         alone = _with_sizes({"model_type": outer_type, **inner})
         # If the text model is not supported either, this call's error says so.
-        Description(alone, outer_type, f"{where}, text_config of {format_value(outer_type)}")
+        Description(alone, outer_type, f"{where}, text_config of {format_value(outer_type[:60])}")
         raise ExportError(
             f"{where}: model_type {format_value(outer_type)} with a text_config is not known "
             "here, so it might compute a text otherwise than its text model alone: if that model "
