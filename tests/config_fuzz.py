@@ -180,8 +180,8 @@ def is_turned(names: Names, name: str, shape: tuple[int, ...]) -> bool:
 def write_folder(folder: Path, values: Mapping[str, Any]) -> Path:
     """Write weights of zeros, by our names where a checkpoint may use them, and a tokenizer."""
     folder.mkdir()
-    config = Description(values, "it", "it").config
-    names = ARCHITECTURES[config.model_type].names
+    described = Description(values, "it", "it")
+    config, names = described.config, described.architecture.names
     sizes: dict[str, tuple[int, ...]] = {}
     for name, shape in shapes(config).items():
         published = stored_name(names, name)

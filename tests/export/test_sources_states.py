@@ -86,6 +86,7 @@ def test_steps_have_limits_as_files_write_them(infinity: str, tmp_path: Path) ->
         (GRANITE, {"mamba_n_groups": 3}, "not a multiple of mamba_n_groups 3"),
         (GRANITE, {"mamba_d_conv": 1}, "mamba_d_conv is 1, but only 2 to 16"),
         (GRANITE, {"hidden_act": "gelu"}, "'silu', not"),
+        (NEMOTRON, {"mamba_head_dim": 10**9}, "channels, but at most 1048576 are supported"),
         (NEMOTRON, {"hybrid_override_pattern": "MXM*"}, "layers of type 'X' are not supported"),
         (NEMOTRON, {"layers_block_type": ["mlp"]}, "differ: remove one"),
         (NEMOTRON, {"hybrid_override_pattern": ""}, "which lists the layers"),

@@ -36,6 +36,7 @@ SELECTIVE = {
     "heads": "intermediate_size, by default hidden_size · expand,",
     "space.rank": "time_step_rank",
 }
+MOST_CHANNELS = 2**20  # of a recurrent layer, so that its constants take at most 4 MB
 
 
 def read_recurrence(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence | None:
@@ -44,6 +45,16 @@ def read_recurrence(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence |
     Raises:
         ExportError: if the sizes contradict each other or are not supported.
     """
+    recurrence = _read_kind(keys, pattern)
+    if recurrence is not None and recurrence.projected > MOST_CHANNELS:
+        raise keys.fields.error(
+            f"the recurrent layers have {recurrence.projected} channels, but at most "
+            f"{MOST_CHANNELS} are supported"
+        )
+    return recurrence
+
+
+def _read_kind(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence | None:
     if keys.has("mamba_n_heads"):
         if any(layer.kind in SPACES for layer in pattern):
             return _state_space(keys)
