@@ -242,7 +242,6 @@ STATES = "choose another model, since --dialect llamacpp refuses recurrent state
         ({"model_type": "jamba", "num_experts": 16, "mamba_d_state": 16}, STATES),
         ({"model_type": "rwkv7"}, STATES),
         ({"model_type": "zamba2"}, STATES),
-        ({"model_type": "glm4v"}, "take the model's newer files, with a text_config$"),
         ({"model_type": "recurrent_gemma", "block_types": ["recurrent", "attention"]}, STATES),
         ({"model_type": "minimax", "layer_types": ["linear_attention"]}, STATES),
         ({"model_type": "t5", "is_encoder_decoder": True}, "choose a decoder, which"),

@@ -196,8 +196,6 @@ QWEN_VL = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 
 QWEN2_VL = {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4}
 UNIFIED_VISION = {"model_type": "gemma4_unified_vision", "patch_size": 4, "mm_embed_dim": 32,
                   "mm_posemb_size": 64, "output_proj_dims": 64}  # fmt: skip
-GLM_VL = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "patch_size": 14,
-          "out_hidden_size": 64, "image_size": 28}  # fmt: skip
 MROPE = rope(theta=1e6, mrope_section=[4, 2, 2])
 
 # Names say what is particular, or whose flags these are.
@@ -414,8 +412,6 @@ FAMILIES: dict[str, Family] = {
                             | {"head_dim": 16, "moe_intermediate_size": 96}
                             | rope(mrope_section=[4, 2, 2], mrope_interleaved=True),
                             QWEN_VL)._replace(kinds="experts"),
-    "glm-4.1v": wrapped("glm4v", "glm4v_text", R | UNTIED
-                        | rope(partial_rotary_factor=0.5, mrope_section=[2, 1, 1]), GLM_VL),
     "llava": wrapped("llava", "llama", R, CLIP),
 }  # fmt: skip
 

@@ -21,7 +21,6 @@ from tests.support.small_checkpoints import tokenizer_json
 TEXT = {
     "gemma3n": "model.language_model.",
     "gemma4": "model.language_model.",
-    "glm4v": "model.language_model.",
     "qwen3_vl": "model.language_model.",
     "qwen3_vl_moe": "model.language_model.",
     "qwen3_5": "model.language_model.",

@@ -87,14 +87,6 @@ VARIANTS: dict[str, Architecture] = {
     ),
     "glm": GLM,
     "glm4": GLM4,
-    "glm4v_text": replace(
-        GLM4,
-        models="the text of GLM 4.1V, 4.6V Flash",
-        keys={"partial_rotary_factor": 1.0, "tie_word_embeddings": False},
-        biases={"": QKV},
-        rope_states=("mrope_section",),
-        gguf=None,
-    ),
     "stablelm": Architecture(
         models="StableLM 2",
         key_names=LAYER_EPS,

@@ -12,7 +12,6 @@ from pilotfish.export.sources.fields import Fields, format_value
 # model_type of older files → the newer files of the same models.
 NEWER = {
     "phi-msft": "take the model's newer files, with model_type phi",
-    "glm4v": "take the model's newer files, with a text_config",
 }
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 # Signs of recurrent states: beginnings of model_type and of keys, and kinds of layers.

@@ -24,7 +24,6 @@ WRAPPERS: Mapping[str, tuple[str, ...]] = {
     "gemma3n_text": ("gemma3n",),
     "gemma4_text": ("gemma4",),
     "gemma4_unified_text": ("gemma4_unified",),
-    "glm4v_text": ("glm4v",),
     "lfm2": ("lfm2_vl",),
     "llama": ("deepseek_vl", "deepseek_vl_hybrid", "glmasr", "idefics3", "janus", "llava",
               "llava_next", "llava_next_video", "perception_lm", "smolvlm", "video_llava",
@@ -43,7 +42,7 @@ WRAPPERS: Mapping[str, tuple[str, ...]] = {
 TEXT_TYPES = {wrapper: text for text, several in WRAPPERS.items() for wrapper in several}
 FLAT = ("qwen2_vl", "qwen2_5_vl")  # wrappers whose files may lack text_config
 # Wrappers whose text model has the default model_type, whatever text_config states.
-FIXED = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "glm4v", "qwen2_5_vl", "qwen2_vl",
+FIXED = ("gemma3", "gemma3n", "gemma4", "gemma4_unified", "qwen2_5_vl", "qwen2_vl",
          "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")  # fmt: skip
 RENAMED = {"exaone4_5_text": "exaone4"}  # model_type in older files → in newer files
 # Prefix of the text model's weights in a file → in a text model.
