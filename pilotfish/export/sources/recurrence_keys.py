@@ -36,7 +36,8 @@ SELECTIVE = {
     "heads": "intermediate_size, by default hidden_size · expand,",
     "space.rank": "time_step_rank",
 }
-MOST_CHANNELS = 2**20  # of a recurrent layer, so that its constants take at most 4 MB
+# Maximum number of channels of a recurrent layer; its constants then take at most 4 MB.
+MOST_CHANNELS = 2**20
 
 
 def read_recurrence(keys: ClassKeys, pattern: tuple[Layer, ...]) -> Recurrence | None:
