@@ -87,7 +87,8 @@ GLM_AIR: dict[str, Any] = {
     "rope_theta": 1000000, "routed_scaling_factor": 1.0, "tie_word_embeddings": False,
     "topk_group": 1, "use_cache": True, "use_qk_norm": False, "vocab_size": 151552,
 }  # fmt: skip
-K_EXAONE: dict[str, Any] = {  # of four layers
+# K-EXAONE's settings, with four layers.
+K_EXAONE: dict[str, Any] = {
     "architectures": ["ExaoneMoEForCausalLM"], "first_last_k_dense_replace": 1, "head_dim": 128,
     "hidden_act": "silu", "hidden_size": 6144, "intermediate_size": 18432,
     "is_moe_layer": [False, True, True, True],

@@ -52,7 +52,7 @@ EXEMPT = """
     rescale_prenorm_residual num_nextn_predict_layers mtp_layers_block_type
     mtp_hybrid_override_pattern summary_type summary_activation summary_use_proj
     summary_proj_to_labels _sliding_window_pattern
-""".split()  # noqa: SIM905
+""".split()  # noqa: SIM905  # a list would take a line for each name
 """For training: dropout, losses, initial values, which a file's weights replace. For speed and
 half precision: kernels, chunks. The form of outputs, and the tokens of texts. Heads that the models
 do not have. Last: a name that classes set before they read it."""

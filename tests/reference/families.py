@@ -465,7 +465,7 @@ def liven(model: Any) -> None:
             if name.endswith(CHOICE_BIASES):
                 number.copy_(0.3 * torch.randn_like(number))
         for name, weight in model.named_parameters():
-            if name.endswith(CHOICE_BIASES):  # of a softmax
+            if name.endswith(CHOICE_BIASES):  # classes whose router takes a softmax train the bias
                 weight.copy_(0.3 * torch.randn_like(weight))
                 continue
             if weight.dim() < 2:

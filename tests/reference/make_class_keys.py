@@ -81,14 +81,14 @@ INTERNAL = """
     compile_config configuration_files experts_implementation fusion_config generator decoder
     output_loading_info text_config transformers_weights _rope_type_labels kv_sharing_modes
     mtp_layer_types use_return_dict _attn_implementation_internal _experts_implementation_internal
-""".split()  # noqa: SIM905
+""".split()  # noqa: SIM905  # a list would take a line for each name
 # Names that shared code reads from configurations of many classes.
 SHARED = """
     attention_chunk_size cache_implementation head_dim is_causal layer_types num_labels
     mlp_layer_types number_of_conv_states original_max_position_embeddings partial_rotary_factor
     quantization_config rope_parameters rope_theta sliding_window vision_feature_select_strategy
     intermediate_size num_key_value_heads max_position_embeddings hidden_size
-""".split()  # noqa: SIM905
+""".split()  # noqa: SIM905  # a list would take a line for each name
 # Keys that only a class's configuration, or a number that its model does not use, is computed from.
 UNUSED = {
     "mamba2": frozenset({"time_step_rank"}),
