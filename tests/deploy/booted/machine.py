@@ -1,7 +1,8 @@
 """A system that is really booted: systemd as PID 1, in systemd-nspawn, on a network of its own.
 
 The network has a loopback and nothing else, so ports are the machine's alone. What a test does "on
-the machine's network" runs in this process, in a thread that has stepped into that network.
+the machine's network" runs in this process, in a thread that has stepped into that network. A
+machine may share this machine's network instead, to install what has to be downloaded.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -23,10 +24,18 @@ T = TypeVar("T")
 
 
 class Machine:
-    """The system in the folder ``root``; off at first."""
+    """The system in the folder ``root``; off at first.
 
-    def __init__(self, root: Path) -> None:
+    shares_network: it is on this machine's network, with this machine's resolver. bound: paths of
+    this machine that can be read there, too.
+    """
+
+    def __init__(
+        self, root: Path, *, shares_network: bool = False, bound: Sequence[Path] = ()
+    ) -> None:
         self.root = root
+        self._options = [f"--bind-ro={path}" for path in bound]
+        self._options += ["--resolv-conf=copy-host"] if shares_network else ["--private-network"]
         self.console = root.parent / f"{root.name}.console"
         self._nspawn: subprocess.Popen[bytes] | None = None
         self._leader = 0
@@ -38,7 +47,7 @@ class Machine:
         joining = "".join(f"echo 0 >{group}/cgroup.procs; " for group in self._groups)
         command = ["sh", "-c", f'{joining}exec "$@"', "sh",
                    "systemd-nspawn", "-D", str(self.root), "--register=no", "--keep-unit", "--boot",
-                   "--private-network", "--console=read-only", "--machine=booted"]  # fmt: skip
+                   *self._options, "--console=read-only", "--machine=booted"]  # fmt: skip
         with self.console.open("ab") as console:
             self._nspawn = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=console, stderr=console
@@ -101,6 +110,15 @@ class Machine:
         if check:
             assert done.returncode == 0, f"{command} ended with {done.returncode}: {output}"
         return output.strip()
+
+    def start(self, *command: object, environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        """Start a command inside, in /root; its output and errors are one pipe."""
+        variables = [f"{name}={value}" for name, value in environment.items()]
+        return subprocess.Popen(
+            [*self._inside("-m", "-u", "-i", "-p", "-n", "--wd=/root"), "env", "-i", *variables,
+             *map(str, command)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
 
     def stand_in_for_ssh(self, folder: Path) -> None:
         """Make an ``ssh`` in ``folder`` that runs commands here, as root, wherever it leads."""

@@ -53,17 +53,17 @@ def tools() -> None:
         raise Impossible(f"no namespaces here: {done.stderr.strip()}")
 
 
-def archive(cache: Path) -> Path:
+def archive(cache: Path, packages: Sequence[str] = INCLUDED) -> Path:
     """The tar file of a fresh rootfs in ``cache``; made there when it is missing."""
     mirror, suite = release()
-    wanted = hashlib.sha256(" ".join((suite, *INCLUDED, *_LEFT_OUT)).encode()).hexdigest()[:8]
+    wanted = hashlib.sha256(" ".join((suite, *packages, *_LEFT_OUT)).encode()).hexdigest()[:8]
     result = cache / f"rootfs-{suite}-{wanted}.tar"
     if not result.exists():
         cache.mkdir(parents=True, exist_ok=True)
         building = cache / f"{result.name}.{os.getpid()}"
         shutil.rmtree(building, ignore_errors=True)  # a killed run's, whose number comes again
         try:
-            _debootstrap(suite, building, mirror)
+            _debootstrap(suite, building, mirror, packages)
             partial = building.with_suffix(".tar")
             leave_out = [f"--exclude=./{pattern}" for pattern in _LEFT_OUT]
             _check("tar", "-C", building, "-cf", partial, *leave_out, "--numeric-owner", ".")
@@ -112,8 +112,8 @@ def _sources() -> list[tuple[str, list[str]]]:
     return results
 
 
-def _debootstrap(suite: str, root: Path, mirror: str) -> None:
-    include = f"--include={','.join(INCLUDED)}"
+def _debootstrap(suite: str, root: Path, mirror: str, packages: Sequence[str]) -> None:
+    include = f"--include={','.join(packages)}"
     command = ["debootstrap", "--variant=minbase", include, suite, root, mirror]
     try:
         _check(*command, within=_ALONE, limit_s=LIMIT_S)
