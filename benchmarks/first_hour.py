@@ -29,6 +29,7 @@ from pilotfish.base.errors import PilotfishError
 
 ROOT = Path(__file__).parents[1]
 TOOLS = ("python3-venv", "make", "git", "curl", "ca-certificates")
+REPOSITORY = "/srv/pilotfish"
 INSTALLED = "v/bin/pip install -q './{wheel}[cpu,export,serve]'"
 WAYS = ("demo", "up", "two")
 PATIENCE_S = 1200.0
@@ -122,7 +123,7 @@ class House:
         from tests.deploy.booted import rootfs
 
         rootfs.tools()
-        self._folder, self._bound = folder, [ROOT, *bound]
+        self._folder, self._bound = folder, bound
         self._archive = rootfs.archive(cache, (*rootfs.INCLUDED, *TOOLS))
         self._count = 0
         passed = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
@@ -143,9 +144,16 @@ class House:
         stack.callback(machine.cut_power)
         return Typed(
             lambda command: Output(
-                machine.start("bash", "-c", command, environment=self.environment)
+                machine.start("bash", "-c", f"cd; {command}", environment=self.environment)
             ),
             root,
+        )
+
+    def place_repository(self, machine: "Typed") -> None:
+        """Put the commits of this checkout where the machine can clone them."""
+        subprocess.run(
+            ["git", "clone", "-q", "--bare", str(ROOT), str(machine.root / REPOSITORY[1:])],
+            check=True,
         )
 
     def wheel(self) -> Path:
@@ -175,13 +183,14 @@ def _answered(way: Way, machine: Typed, curl: str) -> None:
 def _demo(house: House, stack: ExitStack) -> Way:
     """Clone and `make demo`, then `up`."""
     machine, way = house.machine(stack), Way("demo")
-    way.type("A", f"git clone {ROOT} pilotfish")
-    machine.run(f"git -c safe.directory='*' clone -q {ROOT} pilotfish").end()
+    house.place_repository(machine)
+    way.type("A", f"git clone {REPOSITORY}")
+    machine.run(f"git -c safe.directory='*' clone -q {REPOSITORY}").end()
     way.type("A", "make -C pilotfish demo")
     demo = machine.run("make -C pilotfish demo")
     demo.until(r"edge process \d+")
     way.reach("install")
-    demo.until(r"(?s)greedy, temperature 0.*?\n(.*?\n)── ")
+    demo.until(r"greedy, temperature 0 ─+\n.*\S \S.*\n")  # a whole line of the answer
     way.reach("first answer")
     demo.end()
     way.reach("until ready")

@@ -112,10 +112,10 @@ class Machine:
         return output.strip()
 
     def start(self, *command: object, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Start a command inside, in /root; its output and errors are one pipe."""
+        """Start a command inside; its output and errors are one pipe."""
         variables = [f"{name}={value}" for name, value in environment.items()]
         return subprocess.Popen(
-            [*self._inside("-m", "-u", "-i", "-p", "-n", "--wd=/root"), "env", "-i", *variables,
+            [*self._inside("-m", "-u", "-i", "-p", "-n"), "env", "-i", *variables,
              *map(str, command)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
