@@ -102,7 +102,7 @@ def test_any_prediction_changes_no_token(device: Device, protocol: str | None, n
         {"logprobs": 2},
         {"temperature": 0.9, "top_k": 8},
     ],
-    ids=lambda options: min(options),
+    ids=min,
 )
 @pytest.mark.parametrize("protocol", ["ahead", "coupled", None])
 def test_with_other_options_of_the_request(
