@@ -20,7 +20,14 @@ from pilotfish.bridge import read_talk
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
 from pilotfish.cli.default_models import drafter_folder
 from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.cli.generation import generation_of, generation_options, talk_of, talk_options
+from pilotfish.cli.generation import (
+    generation_of,
+    generation_options,
+    prediction_of,
+    prediction_option,
+    talk_of,
+    talk_options,
+)
 from pilotfish.cli.options import Commands, choices_as, json_option, write_json
 from pilotfish.cli.screen import AnswerScreen
 from pilotfish.cli.summary import report, summary
@@ -76,6 +83,7 @@ def _add_run(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
     add_flags(run, DeviceConfig, on_link_loss="fail")
     generation_options(run, {"temperature": " (default)"}, protocol=AUTO, max_tokens=128)
     talk_options(run)
+    prediction_option(run)
     json_option(run)
     run.add_argument("--stats", action="store_true", help="print statistics to stderr")
     run.set_defaults(run=_run)
@@ -108,7 +116,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UnsupportedError(
             f"Protocol {args.protocol} needs an edge: name it with --edge, or use --protocol local."
         )
-    request = generation_of(args)
+    request = structs.replace(generation_of(args), prediction=prediction_of(args))
     text = sys.stdin.read() if args.prompt == "-" else args.prompt
     prompt, _ = read_talk(text, talk_of(args))
     screen = AnswerScreen(quiet=args.json == "-")

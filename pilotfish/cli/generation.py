@@ -89,6 +89,23 @@ def talk_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def prediction_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of a text that the answer is expected to resemble."""
+    parser.add_argument(
+        "--prediction", type=Path, metavar="FILE",
+        help="a text that the answer will mostly repeat, such as a file to be edited: drafts are "
+        "taken from it; a wrong prediction changes nothing",
+    )  # fmt: skip
+
+
+def prediction_of(args: argparse.Namespace) -> str:
+    """Return the predicted text, or ""; raise `ConfigError` for an unreadable file."""
+    if args.prediction is None:
+        return ""
+    with reading_file(lambda problem: ConfigError(f"{args.prediction} cannot be read: {problem}.")):
+        return read_text(args.prediction)
+
+
 def talk_of(args: argparse.Namespace) -> TalkOptions:
     """Return the chat options for `Device.stream`; raise `ConfigError` for an unreadable file."""
     options = TalkOptions(tool_choice=args.tool_choice, thinking=args.think)

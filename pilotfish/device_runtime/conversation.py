@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from pilotfish.base.errors import (
     BadGrammarError,
     PairMismatchError,
     PilotfishError,
+    TokenOutOfRangeError,
     UnsupportedError,
 )
 from pilotfish.bridge import Prompt
@@ -30,15 +33,18 @@ from pilotfish.device_runtime.session import Session
 from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
 from pilotfish.drafting.window import Drafter
 from pilotfish.engines.vocabulary import Vocabulary
+from pilotfish.speculation.prediction import count_taken
 from pilotfish.wire.link.meter import SMALL_BYTES
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, STREAM
+from pilotfish.wire.protocols.protocol import Ids
 from pilotfish.wire.request import Request
 
 _log = logging.getLogger("pilotfish.device")
 
 # UnsupportedError: the edge came back without the decision head that the answer needs
 _STANDALONE_ERRORS: tuple[type[PilotfishError], ...] = (*AWAY, UnsupportedError)
+_CHARACTERS = 16  # characters per token of a prediction that are read; texts have about 4
 
 
 @dataclass
@@ -111,11 +117,13 @@ class Conversation:
         outline = answer_outline(prompt, target, plan.sampling.logits_options.grammar)
         plan = plan.with_grammar(outline.grammar)
         answer = AnswerBuffer(target, outline, plan, self._end_ids)
+        prediction = _encode_prediction(
+            plan.request.prediction, self._target, session.context - len(prompt)
+        )
         finished = False
         try:
-            session.start(
-                prompt, plan, channel_from(state), draft_advice(plan, self._target), owner
-            )
+            advice = draft_advice(plan, self._target)
+            session.start(prompt, plan, channel_from(state), advice, owner, prediction)
             yield from self._pieces(plan, answer, progress, alone=alone)
             finished = True
         except BadGrammarError as error:
@@ -143,6 +151,8 @@ class Conversation:
             parts=answer.parts,
             prompt_logprobs=session.prompt_logprobs,
             prompt_ids=[] if plan.request.prompt_logprobs is None else prompt.ids.tolist(),
+            predicted_tokens=len(prediction),
+            accepted_prediction_tokens=count_taken(prediction, answer.tokens),
         )
 
     @property
@@ -317,3 +327,23 @@ class Conversation:
                 _log.info("the edge is back")
                 return True
         return False
+
+
+def _encode_prediction(prediction: str | Sequence[int], target: Vocabulary, room: int) -> Ids:
+    """Return a request's prediction as ids u32 [n] of the target, at most ``room``.
+
+    What is longer than the answer can be is left out. Raises `TokenOutOfRangeError` for a foreign
+    id.
+    """
+    room = max(0, room)
+    if isinstance(prediction, str):
+        text = prediction[: _CHARACTERS * room]
+        ids: Sequence[int] = target.tokenizer.encode_later(text) if text else ()
+    else:
+        ids, vocab = prediction, target.vocab_size
+        invalid = [id for id in ids if not 0 <= id < vocab]
+        if invalid:
+            raise TokenOutOfRangeError(
+                f"The prediction has the token {invalid[0]}, but the target has {vocab} tokens."
+            )
+    return np.array(ids[:room], np.uint32)

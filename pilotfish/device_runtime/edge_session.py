@@ -29,12 +29,13 @@ from pilotfish.device_runtime.link.retry import BUSY, RetryBudget
 from pilotfish.device_runtime.link_renewal import LinkRenewal
 from pilotfish.device_runtime.plan import Plan
 from pilotfish.device_runtime.record import Timings
+from pilotfish.speculation.prediction import remaining
 from pilotfish.wire import messages as m
 from pilotfish.wire.begin import begin_fields
 from pilotfish.wire.codecs.ids import encode_ids
 from pilotfish.wire.committed_tokens import CommittedTokens
-from pilotfish.wire.protocols import LOCAL, Draft, SpeculationProtocol
-from pilotfish.wire.protocols.protocol import NO_IDS
+from pilotfish.wire.protocols import LOCAL, Ahead, Draft, SpeculationProtocol
+from pilotfish.wire.protocols.protocol import NO_IDS, Ids
 
 _NS = 1e-9
 _RECOVERABLE = (UnknownSessionError, DivergedError, *BUSY)
@@ -93,6 +94,7 @@ class EdgeSession:
         self._edge_length = 0  # length of the committed prefix that the edge holds
         self._plan: Plan | None = None
         self._prompt_length = 0  # number of tokens of the plan's prompt
+        self._prediction = NO_IDS  # ids that the answer is expected to have
         self._conditions: m.DecisionConditions | None = None
         self._renewal = LinkRenewal()
         self._begin_length = 0  # number of committed tokens at the last `begin`
@@ -125,11 +127,19 @@ class EdgeSession:
     # The edge's tokens
 
     def prepare(
-        self, plan: Plan, prompt_length: int, conditions: m.DecisionConditions | None
+        self,
+        plan: Plan,
+        prompt_length: int,
+        conditions: m.DecisionConditions | None,
+        prediction: Ids = NO_IDS,
     ) -> None:
-        """Set the plan of the next generation, and the inputs of the edge's decision head."""
+        """Set the plan of the next generation, and the inputs of the edge's decision head.
+
+        prediction: u32 [n]; the edge gets it only if it drafts from it (`Ahead`).
+        """
         self.note_welcome()
         self._plan, self._prompt_length, self._conditions = plan, prompt_length, conditions
+        self._prediction = prediction if isinstance(plan.exchange, Ahead) else NO_IDS
         if conditions is not None:
             self._renewal.start(conditions.channel)
         self.has_prompt_logprobs = plan.request.prompt_logprobs is None
@@ -149,12 +159,14 @@ class EdgeSession:
         if self.has_prompt_logprobs:
             request = structs.replace(request, prompt_logprobs=None)
         self._generation += 1
+        prediction = self._remaining_prediction()
         begin = m.Begin(
             session=self._id,
             generation=self._generation,
             keep=self._edge_length,
             hash=self._committed.hash_at(self._edge_length),
             conditions=self._conditions,
+            predicted=len(prediction),
             **begin_fields(request, self._prompt_length),
         )
         self._begin_length = len(self._committed)
@@ -164,10 +176,20 @@ class EdgeSession:
         frames: list[m.Buffer] = [encode_ids(missing, self._vocab_size)]
         if request.grammar is not None:
             frames.append(request.grammar.text.encode())
+        if len(prediction):
+            frames.append(encode_ids(prediction, self._vocab_size))
         self._edge.notify(begin, frames)
         self.note_welcome()
         self._begin_connection = self._edge.connection
         self._edge_length = len(self._committed)
+
+    def _remaining_prediction(self) -> Ids:
+        """Return what is left of the prediction: all of it, unless the answer was interrupted."""
+        if not len(self._prediction):
+            return NO_IDS
+        answer = self._committed.ids[self._prompt_length :].tolist()
+        room = max(0, self.limits.context - len(self._committed))
+        return remaining(self._prediction, answer)[:room]
 
     def _begin_again(self, reason: PilotfishError) -> None:
         """Send the edge all committed tokens again.

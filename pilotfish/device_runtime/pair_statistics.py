@@ -94,8 +94,11 @@ class PairStatistics:
     def add(self, plan: Plan, rounds: Sequence[Round], state: LinkState | None) -> None:
         """Add an answer's rounds to the evidence, without rounds that the drafter generated alone.
 
-        state: the link's state before the answer.
+        state: the link's state before the answer. An answer with a prediction is left out: its
+        speed says nothing about answers without one.
         """
+        if plan.request.prediction:
+            return
         with self._lock:
             protocol_rounds = [record for record in rounds if record.protocol == plan.protocol]
             self.evidence.add(plan, protocol_rounds)

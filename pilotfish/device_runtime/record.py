@@ -70,7 +70,8 @@ class Round:
     inquired: int = 0  # number of hidden states that the edge requested
     # seconds of the target's pass; under `stream` the device may not have waited for all of it
     pass_s: float = 0.0
-    # under `ahead`: source of the hints in the target's pass ("device", "text", "edge"; "": none);
+    # under `ahead`: source of the hints in the target's pass ("device", "text", "edge",
+    # "prediction"; "": none);
     # then ``window`` is the number of these hints, ``accepted`` the number of correct hints
     source: str = ""
     # under `ahead`: (tokens since the last correction, compared drafts, agreed drafts). The
@@ -202,7 +203,8 @@ class Generation:
 
     link: the link's state when the answer began; None without an edge. choice: the choice of
     protocol "auto"; None for other protocols. probing: the cost of measuring the link for this
-    answer. recoveries: the losses of the edge.
+    answer. recoveries: the losses of the edge. predicted_tokens: tokens of the request's
+    prediction. accepted_prediction_tokens: those that the answer repeats, under any protocol.
     """
 
     protocol: str
@@ -220,6 +222,8 @@ class Generation:
     parts: list[TurnPart] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     prompt_ids: Sequence[int] = ()
+    predicted_tokens: int = 0
+    accepted_prediction_tokens: int = 0
 
     @property
     def turn(self) -> Turn:

@@ -60,9 +60,11 @@ from pilotfish.wire.protocols import (
     lossless,
 )
 from pilotfish.wire.protocols.ahead import DEVICE, MOST_DRAFTS, SOURCES
+from pilotfish.wire.protocols.protocol import NO_IDS, Ids
 
 _NS = 1e-9
 _UNKNOWN = Channel()
+_MOST_PREDICTED = 32  # upper limit of the tokens of a window that come from a prediction
 
 
 class Session:
@@ -112,11 +114,14 @@ class Session:
         channel: Channel = _UNKNOWN,
         constraint: DraftAdvice | None = None,
         owner: Owner = DEFAULT_OWNER,
+        prediction: Ids = NO_IDS,
     ) -> None:
         """Prepare a generation: both ends keep the prefix that session and prompt share.
 
         channel: the link's measured state, an input of a decision head. constraint: the plan's
-        grammar, applied to drafts. owner: the user who requests the answer.
+        grammar, applied to drafts. owner: the user who requests the answer. prediction: ids that
+        the answer is expected to have, u32 [n]: under `ahead` the edge drafts from them, in windows
+        the drafter.
         """
         ids = prompt.ids
         if len(ids) == 0:
@@ -149,11 +154,12 @@ class Session:
                 self.edge.forget()
             self._owner = owner
         self._drafter.start(prompt, owner, lossless=lossless(plan.protocol))
+        self._drafter.predict_answer(NO_IDS if plan.streams else prediction, len(ids))
         self._plan, self._last_round = plan, None
         self._window_passes.start(channel.rtt_s or 0.0)
         self.prompt_logprobs, self._prompt_length = [], len(ids)
         self.edge.truncate(shared)
-        self.edge.prepare(plan, len(ids), self._conditions(plan, channel))
+        self.edge.prepare(plan, len(ids), self._conditions(plan, channel), prediction)
 
     def _check_drafter(self, plan: Plan) -> None:
         """Raise `UnsupportedError` for a plan that this drafter cannot follow."""
@@ -294,7 +300,7 @@ class Session:
     ) -> Draft:
         """Draft a window within ``plan.expansion``, of at most ``remaining`` − 1 levels."""
         levels = min(remaining, self.context - len(self.committed)) - 1
-        expansion = self._fitting_expansion(plan.expansion, levels)
+        expansion = self._fitting_expansion(self._wanted_expansion(plan), levels)
         return self._drafter.draft(
             self.committed.ids,
             expansion,
@@ -305,6 +311,17 @@ class Session:
             auto=plan.auto,
             single=self._window_passes.single(plan, len(expansion)),
         )
+
+    def _wanted_expansion(self, plan: Plan) -> Expansion:
+        """Return the plan's expansion, or a longer chain if the prediction is likely to be right.
+
+        Only the deterministic protocols have longer chains: their text does not depend on windows.
+        """
+        exchange = plan.exchange
+        if exchange is None or not exchange.deterministic or plan.request.window is not None:
+            return plan.expansion
+        predicted = self._drafter.count_predicted(self.committed.ids, _MOST_PREDICTED)
+        return max(plan.expansion, (1,) * predicted, key=len)
 
     def _commit(self, draft: Draft, decision: Decision, token: int) -> list[int]:
         """Commit the accepted path and the next token, at both ends; returns these tokens."""

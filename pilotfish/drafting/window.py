@@ -1,7 +1,9 @@
 """Draft windows: a chain, or a token tree level by level.
 
 Each kind of drafter predicts the next token, by a model (`model_drafter`) or by the text itself
-(`text_drafter`). All kinds draw from the predictions and end a window in the same way.
+(`text_drafter`). All kinds draw from the predictions and end a window in the same way. If the
+request predicts the answer's text, a chain's tokens come from this text where they are likely to be
+accepted. Which source a token has depends on the text before it alone, so all laws stay.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.bridge import Bridge, Prompt
+from pilotfish.drafting.ahead import Proposal
 from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
+from pilotfish.drafting.prediction import PredictionHints
 from pilotfish.engines.language_model import Execution
 from pilotfish.speculation.acceptance import ENOUGH, predicted_acceptance
 from pilotfish.speculation.cut_mass import cut_masses
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Ids = NDArray[np.uint32]
+
+_LEAST_ACCEPTANCE = 0.6  # least acceptance of a predicted token that is drafted
+_NOTHING = Proposal((), ())
 
 
 class Level(NamedTuple):
@@ -77,6 +84,9 @@ class Drafter(ABC):
         # `cut_masses` of one row of the last window, and the node that it follows
         self._cut_masses: tuple[float, ...] = ()
         self._cut_node = 0
+        self._prediction: PredictionHints | None = None
+        self._followed = 0  # number of committed tokens that the prediction has followed
+        self._proposal = _NOTHING  # the prediction's tokens after the committed ones
 
     # Implemented by each kind
 
@@ -158,6 +168,43 @@ class Drafter(ABC):
 
     # Common to all kinds
 
+    def predict_answer(self, prediction: Ids, prompt_length: int) -> None:
+        """Draft from this text u32 [n], too, in the generation that begins; empty: from none."""
+        self._prediction = PredictionHints(prediction) if len(prediction) else None
+        self._followed = prompt_length
+
+    def count_predicted(self, committed: Ids, most: int) -> int:
+        """Count the predicted tokens that a window should have, up to ``most``.
+
+        They end before a token that `draft` would not take from the prediction, and where it is no
+        longer likely that all of them are accepted.
+        """
+        self._propose(committed, most)
+        acceptance = np.array(self._proposal.acceptance)
+        likely = (acceptance >= _LEAST_ACCEPTANCE) & (np.cumprod(acceptance) >= ENOUGH)
+        return len(likely) if likely.all() else int(likely.argmin())
+
+    def _propose(self, committed: Ids, most: int) -> None:
+        """Let the prediction follow the committed tokens, and take its next tokens."""
+        if self._prediction is None:
+            self._proposal = _NOTHING
+            return
+        self._prediction.record_tokens(committed[self._followed :].tolist())
+        self._followed = len(committed)
+        self._proposal = self._prediction.propose(most)
+
+    def _predicted_level(self, path: Sequence[int]) -> Level | None:
+        """Return the level [1, V] with the predicted token after a path of drafts.
+
+        None if there is no such token, or if it is not likely to be accepted.
+        """
+        depth, (ids, acceptance) = len(path), self._proposal
+        if depth >= len(ids) or acceptance[depth] < _LEAST_ACCEPTANCE:
+            return None
+        if [*path] != [*ids[:depth]] or not self.bridge.can_draft(ids[depth]):
+            return None
+        return self._single_level(ids[depth], acceptance[depth])
+
     def draft(
         self,
         committed: Ids,
@@ -184,6 +231,7 @@ class Drafter(ABC):
         self._forced.clear()
         self.places, self._cut_masses = {}, ()
         expansion = self._open(committed, expansion, protocol)
+        self._propose(committed, len(expansion))
         measured_depth = self._windows % max(1, len(expansion))
         self._windows += 1
         # protocols that judge by hidden states need the states of all tokens, so all must be read
@@ -243,27 +291,39 @@ class Drafter(ABC):
         self, tree: Tree, logits_processor: LogitsProcessor | None, committed: Ids, *, unread: bool
     ) -> Level | None:
         """Predict the next level and process its logits; None if no token remains."""
-        if logits_processor is None:
-            return self._level(tree, unread=unread)
         if unread:
             path = tree.ids.tolist()
-            token = logits_processor.forced_token(committed, path)
+            token = None
+            if logits_processor is not None:
+                token = logits_processor.forced_token(committed, path)
             if token is not None and self.bridge.can_draft(token):
                 self._forced.append(len(path))
-                return self._forced_level(token)
-        level = self._level(tree, unread=unread)
-        if level is None:
-            return None
+                return self._single_level(token, 1.0)
+            level = self._process(self._predicted_level(path), logits_processor, committed, tree)
+            if level is not None:
+                return level
+        return self._process(self._level(tree, unread=unread), logits_processor, committed, tree)
+
+    def _process(
+        self,
+        level: Level | None,
+        logits_processor: LogitsProcessor | None,
+        committed: Ids,
+        tree: Tree,
+    ) -> Level | None:
+        """Process a level's logits; None if there is no level, or if no token remains."""
+        if level is None or logits_processor is None:
+            return level
         paths = [tree.tokens(tree.path(node)) for node in tree.level]
         dead = logits_processor.process(level.logits, committed, paths)
         nothing = dead or np.isneginf(level.logits.max(axis=1)).any()
         return None if nothing else level
 
-    def _forced_level(self, token: int) -> Level:
+    def _single_level(self, token: int, acceptance: float) -> Level:
         """Return a level [1, V] that allows only this token."""
         logits: Floats = np.full((1, self.bridge.vocab_size), -np.inf, np.float32)
         logits[0, token] = 0.0
-        return Level(logits, [1.0])
+        return Level(logits, [acceptance])
 
     def forced_positions(self, accepted: int) -> tuple[int, ...]:
         """Return the indices of forced tokens (by a grammar) among the first ``accepted`` ones."""

@@ -121,12 +121,14 @@ class Generation:
 class GenerationSpec:
     """Generation that a device requests: its `Begin`, checked, with the decoded parts.
 
-    new: tokens after the session's kept tokens, u32 [n]. protocol: has the options and resources of
-    the request; None: the generation is a `stream`.
+    new: tokens after the session's kept tokens, u32 [n]. prediction: ids that the answer is
+    expected to have, u32 [m]. protocol: has the options and resources of the request; None: the
+    generation is a `stream`.
     """
 
     begin: Begin
     new: Ids
+    prediction: Ids
     sampling_params: SamplingParams
     protocol: SpeculationProtocol[Any] | None
 

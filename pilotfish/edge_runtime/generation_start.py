@@ -18,6 +18,7 @@ from pilotfish.base.errors import (
     PilotfishError,
     PromptTooLongError,
     RateLimitedError,
+    TooLargeError,
     UnknownSessionError,
 )
 from pilotfish.edge_runtime.client_errors import to_client_error
@@ -36,6 +37,7 @@ from pilotfish.wire.begin import read_begin
 from pilotfish.wire.codecs.ids import count_ids, decode_ids
 from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.protocols import STREAM, SpeculationProtocol, get_protocol
+from pilotfish.wire.protocols.protocol import NO_IDS, Ids
 from pilotfish.wire.protocols.window_checks import check_frame_count
 from pilotfish.wire.transport import Envelope
 
@@ -102,7 +104,7 @@ class GenerationStarter:
     def _check(self, begin: m.Begin, envelope: Envelope) -> GenerationSpec:
         """Check a `Begin` without its session, and decode its frames."""
         constrained = begin.shape is not None and begin.shape.grammar != ""
-        check_frame_count(envelope.frames, 1 + constrained)
+        check_frame_count(envelope.frames, 1 + constrained + (begin.predicted > 0))
         frame = envelope.frames[0]
         length = begin.keep + count_ids(frame, self._vocab)
         if length >= self._limits.context:  # check before the ids are decoded, which costs more
@@ -111,6 +113,7 @@ class GenerationStarter:
                 f"{self._limits.context - 1}."
             )
         new = decode_ids(frame, self._vocab)
+        prediction = self._decode_prediction(begin, envelope.frames[-1])
         protocol = None if begin.protocol == STREAM else get_protocol(begin.protocol)
         request, sampling_params = read_begin(begin, envelope.frames[1] if constrained else None)
         if protocol is not None:
@@ -120,13 +123,28 @@ class GenerationStarter:
             raise MalformedError(
                 f"These are no options of {STREAM}: it has no option {min(request.options)!a}."
             )
+        if begin.predicted and (protocol is None or not protocol.streams):
+            raise MalformedError(f"Protocol {begin.protocol} takes no prediction.")
         if length == 0:
             raise MalformedError("A generation needs at least one token to start from.")
         if begin.prompt_logprobs is not None:
             self._logits_processors.expect_model_logits()
             expect_sendable(length, begin.prompt_logprobs, self._limits.message_bytes // 2)
         self._logits_processors.check(begin, sampling_params, length)
-        return GenerationSpec(begin, new, sampling_params, protocol)
+        return GenerationSpec(begin, new, prediction, sampling_params, protocol)
+
+    def _decode_prediction(self, begin: m.Begin, frame: m.Buffer) -> Ids:
+        """Decode the predicted ids u32 [n]; none if the `Begin` has no prediction."""
+        if not begin.predicted:
+            return NO_IDS
+        if begin.predicted > self._limits.context:
+            raise TooLargeError(
+                f"The prediction has {begin.predicted} tokens; this edge accepts at most "
+                f"{self._limits.context}."
+            )
+        if count_ids(frame, self._vocab) != begin.predicted:
+            raise MalformedError("The prediction's frame does not have the stated number of ids.")
+        return decode_ids(frame, self._vocab)
 
     def queue_message(
         self,
@@ -248,6 +266,7 @@ class GenerationStarter:
             self._limits.window,
             make_trail,
             None if previous is None else previous.hints,
+            spec.prediction,
         )
 
     def _uses_edge_drafter(self, protocol: SpeculationProtocol[Any] | None) -> bool:

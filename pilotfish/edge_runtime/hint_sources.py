@@ -5,7 +5,8 @@ In:  the hints of each source. Out: when a pass starts, its drafts; when it ends
 A pass takes the drafts of one source, the source with the highest expected gain. The gain is the
 sum of the source's path acceptances times its reliability in this session, minus the drafts' cost.
 Repeats in the text are compared with the committed tokens even if no pass took them, so they are
-used only in texts in which earlier repeats were right.
+used only in texts in which earlier repeats were right. The same holds for the request's prediction,
+which any generation under `ahead` may have.
 
 Law: a source never costs the edge more than its budget, even if it claims false acceptances. The
 budget is in tokens. Each draft is charged its cost (`edge_runtime.draft_cost`), and each accepted
@@ -19,10 +20,20 @@ from typing import Any, NamedTuple, Protocol
 
 from pilotfish.drafting.ahead import Proposal
 from pilotfish.drafting.lookup import TextHints
+from pilotfish.drafting.prediction import PredictionHints
 from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.messages import Buffer
 from pilotfish.wire.protocols import SpeculationProtocol
-from pilotfish.wire.protocols.ahead import DEVICE, EDGE, MOST_DRAFTS, TEXT, Ahead, HintChain
+from pilotfish.wire.protocols.ahead import (
+    DEVICE,
+    EDGE,
+    MOST_DRAFTS,
+    PREDICTION,
+    TEXT,
+    Ahead,
+    HintChain,
+)
+from pilotfish.wire.protocols.protocol import NO_IDS, Ids
 
 _FIRST_BALANCE, _MOST_BALANCE = 4.0, 8.0  # initial and highest balance of a budget (tokens)
 _ALLOWANCE = 0.01  # tokens that a budget earns with each committed token
@@ -208,17 +219,21 @@ def create_hint_sources(
     window: int,
     make_trail: Callable[[], RequestedHints] | None = None,
     previous: HintSources | None = None,
+    prediction: Ids = NO_IDS,
 ) -> HintSources | None:
     """Create the sources of a generation; return None if its protocol takes no hints.
 
     window: upper limit of stored hints of the device (tokens). make_trail: function that starts the
     edge drafter. previous: sources of the session's previous generation; its statistics are copied.
+    prediction: ids that the answer is expected to have, u32 [n].
     """
     if not isinstance(protocol, Ahead):
         return None
     budgets: list[SourceBudget] = []
     chain: HintChain | None = None
     trail: RequestedHints | None = None
+    if len(prediction):
+        budgets.append(SourceBudget(PredictionHints(prediction), PREDICTION))
     if protocol.device_drafts:
         chain = HintChain(committed, window)
         budgets.append(SourceBudget(DeviceHints(chain), DEVICE))

@@ -153,7 +153,7 @@ class Begin(Header, tag="begin", frozen=True):
     """The start of a generation: the edge keeps the session's first ``keep`` tokens.
 
     It appends the ids in frame 0. A session that the edge does not know starts empty, so it needs
-    ``keep`` = 0.
+    ``keep`` = 0. If ``predicted`` is not 0, the last frame has so many ids, encoded as in frame 0.
     """
 
     session: SessionId
@@ -176,6 +176,7 @@ class Begin(Header, tag="begin", frozen=True):
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     # like ``logprobs``, but for the tokens before the answer; sent with the first reply
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    predicted: U31 = 0  # number of ids that the answer is expected to have (`ahead`)
 
 
 class Window(Header, tag="window", frozen=True):

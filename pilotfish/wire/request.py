@@ -121,7 +121,9 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
     ends' logits (`LogitsOptions`). seed: 0 ≤ seed < 2⁶³; None: random. options: the protocols' own
     options, by name; options of other protocols have no effect. logprobs: return the
     log-probabilities of each token and of this number of likeliest tokens. prompt_logprobs: the
-    same for the prompt's tokens, from unprocessed logits.
+    same for the prompt's tokens, from unprocessed logits. prediction: text, or ids of the target,
+    that the answer is expected to resemble: drafts are taken from it, and a wrong one changes no
+    token of the answer. A lossy protocol may accept drafts of it that the target would not choose.
     """
 
     protocol: (
@@ -314,6 +316,7 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
     ] = ()
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    prediction: str | Sequence[int] = ""
 
     @classmethod
     def from_options(cls, options: "Options | Mapping[str, Any]") -> "Request":
@@ -335,8 +338,9 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
                 raise UnsupportedError(f"{error}.") from error
         if isinstance(values.get("stop"), str):
             values["stop"] = [values["stop"]]
-        if values.get("logit_bias", {}) is None:
-            del values["logit_bias"]
+        for name in ("logit_bias", "prediction"):
+            if name in values and values[name] is None:
+                del values[name]
         for name in [name for name in values if name not in cls.__struct_fields__]:
             protocols[name] = values.pop(name)
         if not isinstance(values.get("auto", AutoOptions()), AutoOptions):
@@ -401,6 +405,7 @@ class Options(TypedDict, total=False):
     draft_top_p: float | None
     seed: int | None
     stop: Sequence[str]
+    prediction: str | Sequence[int] | None
     options: "ProtocolOptions | None"
 
 

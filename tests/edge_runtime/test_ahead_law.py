@@ -23,7 +23,7 @@ from pilotfish.speculation.distributions import Sampling
 from pilotfish.speculation.randomness import Purpose
 from pilotfish.wire.protocols import Decision, SamplingParams, choose
 from pilotfish.wire.protocols.ahead import HintChain
-from tests.support.ahead_ends import CONTEXT, END, ME, MOVES, VOCAB, moves, play
+from tests.support.ahead_ends import CONTEXT, END, ME, MOVES, VOCAB, moves, own_text, play
 from tests.support.enumeration import Model, kinds, samplings
 from tests.support.examples import examples
 from tests.support.tiny import tiny_artifact
@@ -51,6 +51,41 @@ def test_any_schedule_gives_the_targets_own_text(
     models = tuple(Model(VOCAB, seed, side, kind) for side in (0, 1))
     law = SamplingParams(sampling=sampling, seed=draws)
     play(artifact, models, law, prompt, requests, schedule, pace)
+
+
+@given(
+    kinds,
+    st.integers(0, 9),
+    samplings,
+    st.integers(1, 30),
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, END)), max_size=6),
+    st.lists(moves, max_size=20),
+    st.sampled_from([(0.03, 0.0), (0.001, 0.01)]),
+)
+@examples(60)
+def test_any_prediction_gives_the_targets_own_text(
+    artifact, kind, seed, sampling, requests, changes, schedule, pace
+):
+    """The prediction is the text itself with some changes: drafts of it are right and wrong."""
+    models = tuple(Model(VOCAB, seed, side, kind) for side in (0, 1))
+    law = SamplingParams(sampling=sampling, seed=seed)
+    predicted = own_text(models[0], law, [1, 2], requests)
+    for at, token in changes:
+        predicted[at : at + token % 2] = [token]  # one token replaced, or inserted
+    play(artifact, models, law, [1, 2], requests, schedule, pace, predicted[:CONTEXT])
+
+
+def test_a_right_prediction_takes_few_passes(artifact):
+    model = Model(VOCAB, 3, 0, "random")
+    laws = [SamplingParams(sampling=Sampling(temperature=1.0), seed=seed) for seed in range(99)]
+    law = max(laws, key=lambda law: len(own_text(model, law, [1, 2], 30)))
+    predicted = own_text(model, law, [1, 2], 30)
+    assert len(predicted) > 20
+    passes = [
+        len(play(artifact, (model, model), law, [1, 2], 30, [], (0.03, 0.001), text).sent[ME])
+        for text in ([], predicted)
+    ]
+    assert passes[1] < len(predicted) / 3 < passes[0]
 
 
 def random_games(number: int) -> Iterator[dict]:

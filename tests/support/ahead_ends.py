@@ -125,7 +125,13 @@ class Device:
     """The device's half, one step at a time. requests: the tokens of its answer."""
 
     def __init__(
-        self, edge: Edge, model: Model, law: SamplingParams, prompt: Sequence[int], requests: int
+        self,
+        edge: Edge,
+        model: Model,
+        law: SamplingParams,
+        prompt: Sequence[int],
+        requests: int,
+        prediction: Sequence[int] = (),
     ):
         self._edge, self._model, self._law = edge, model, law
         self._last = len(prompt) + requests - 1
@@ -136,7 +142,7 @@ class Device:
         self.drafts_ahead.start(self.committed.ids)
         self.hints: list[tuple[m.Hint, list[bytes]]] = []  # under way
         self._read = 0
-        begin(edge, ME, "ahead", law, prompt)
+        begin(edge, ME, "ahead", law, prompt, prediction)
         self.pull()
 
     def pull(self) -> None:
@@ -197,15 +203,21 @@ class Device:
 
 
 def begin(
-    edge: Edge, session: bytes, protocol: str, law: SamplingParams, prompt: Sequence[int]
+    edge: Edge,
+    session: bytes,
+    protocol: str,
+    law: SamplingParams,
+    prompt: Sequence[int],
+    prediction: Sequence[int] = (),
 ) -> None:
     sampling = law.sampling
     message = m.Begin(
         session=session, generation=0, keep=0, hash=CommittedTokens().hash, protocol=protocol,
         seed=law.seed, temperature=sampling.temperature, top_k=sampling.top_k,
-        top_p=sampling.top_p,
+        top_p=sampling.top_p, predicted=len(prediction),
     )  # fmt: skip
-    edge.take(session, message, encode_ids(np.array(prompt, np.uint32), VOCAB))
+    frames = [encode_ids(np.array(ids, np.uint32), VOCAB) for ids in (prompt, prediction)]
+    edge.take(session, message, *frames[: 1 + (len(prediction) > 0)])
 
 
 def pulling(session: bytes, committed: CommittedTokens, requests: int) -> m.Pull:
@@ -241,6 +253,7 @@ def play(
     requests: int,
     schedule: Sequence[Move],
     pace: tuple[float, float] = (0.03, 0.0),
+    prediction: Sequence[int] = (),
 ) -> Edge:
     """Play a schedule, and then until the answer is there; asserts what comes of it."""
     target, drafter = models
@@ -249,7 +262,7 @@ def play(
         committed_tokens = CommittedTokens()
         committed_tokens.extend(prompt[:1])
         edge.take(OTHER, pulling(OTHER, committed_tokens, 6))
-        device = Device(edge, drafter, law, prompt, requests)
+        device = Device(edge, drafter, law, prompt, requests, prediction)
         for move, kind, ids in schedule:
             step(device, edge, move, kind, ids)
         while edge.go():

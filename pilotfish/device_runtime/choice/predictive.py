@@ -10,6 +10,9 @@ wins.
 Where K or the expansion of a tree is free (`Plan.free`), the cheapest plan of each protocol is
 compared at other K, and then with other trees of as many levels. They, too, must be clearly better.
 
+A request with a prediction takes a protocol under which the edge drafts from it, if there is one:
+no evidence tells how much of a prediction will be right, and a wrong one costs hardly any time.
+
 With ``thrift``, the policy chooses the plan with the least edge time per token, among the plans
 that are predicted to be as fast as `stream` or faster.
 """
@@ -55,6 +58,8 @@ class PredictivePolicy(Policy):
     ) -> tuple[Plan, Choice]:
         """Choose the cheapest plan, or the last choice if it costs hardly more."""
         known = with_defaults(link)
+        if plans[0].request.prediction:
+            plans = [plan for plan in plans if hint_source(plan)] or plans
         plans = self._with_last_variants(plans)
         costs = [plan_costs(plan, known, evidence) for plan in plans]
         self._choose_variants(plans, costs, known, evidence)

@@ -264,14 +264,24 @@ def most_likely(answers: Sequence[Generation], most: int) -> list[Generation]:
 
 
 def usage(generations: Sequence[Generation]) -> Body:
-    """Count the tokens of the prompt and of all answers, end tokens included."""
+    """Count the tokens of the prompt and of all answers, end tokens included.
+
+    For a request with a prediction, also count its tokens that the answers repeat, and the others.
+    """
     prompt = generations[0].prompt_tokens
     completion = sum(len(generation.tokens) for generation in generations)
-    return {
+    body: Body = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
     }
+    if predicted := sum(generation.predicted_tokens for generation in generations):
+        accepted = sum(generation.accepted_prediction_tokens for generation in generations)
+        body["completion_tokens_details"] = {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": predicted - accepted,
+        }
+    return body
 
 
 def summary(generation: Generation) -> Body:

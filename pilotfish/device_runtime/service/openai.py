@@ -51,11 +51,25 @@ _CHOICES = 16  # limit of answers to one prompt
 Tops = Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)]
 
 
+class _PredictedPart(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    text: str
+
+
+class _Prediction(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="content"):
+    """OpenAI's ``prediction``: the text that the answer is expected to resemble."""
+
+    content: str | list[_PredictedPart]
+
+    @property
+    def text(self) -> str:
+        content = self.content
+        return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class _CompletionsBody(BodyFields, kw_only=True):
     inert: ClassVar[frozenset[str]] = frozenset(
         (
             "metadata",
-            "prediction",
             "prompt_cache_key",
             "prompt_cache_retention",
             "safety_identifier",
@@ -69,6 +83,7 @@ class _CompletionsBody(BodyFields, kw_only=True):
     response_format: Format | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=_CHOICES)] | None = None
     prompt_logprobs: Tops | None = None  # vLLM's
+    prediction: _Prediction | None = None
 
 
 class _ChatBody(_CompletionsBody, kw_only=True):
@@ -154,7 +169,14 @@ def chat_request(body: bytes, defaults: Request) -> CompletionRequest:
     )
     if fields.top_logprobs and not fields.logprobs:
         raise bad_request("top_logprobs", "top_logprobs needs logprobs.")
-    return _with_prompt_logprobs(fields.prompt_logprobs, completion)
+    return _with_prompt_logprobs(fields.prompt_logprobs, _with_prediction(fields, completion))
+
+
+def _with_prediction(fields: _CompletionsBody, completion: CompletionRequest) -> CompletionRequest:
+    """Add the answers' predicted text, if the body has one."""
+    if fields.prediction is None:
+        return completion
+    return with_options(completion, prediction=fields.prediction.text)
 
 
 def _with_prompt_logprobs(most: int | None, completion: CompletionRequest) -> CompletionRequest:
@@ -192,6 +214,7 @@ def text_request(body: bytes, defaults: Request) -> CompletionRequest:
     if completion.echo and not completion.stream:
         # echoed tokens have them, too
         completion = with_options(completion, prompt_logprobs=fields.logprobs)
+    completion = _with_prediction(fields, completion)
     completion = _with_prompt_logprobs(fields.prompt_logprobs, completion)
     return _best_of(fields.best_of, completion) if fields.best_of is not None else completion
 

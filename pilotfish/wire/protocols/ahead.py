@@ -32,7 +32,8 @@ from pilotfish.wire.protocols.protocol import Ids, SamplingParams
 from pilotfish.wire.protocols.window_checks import check_frame_count, count_window_ids
 
 MOST_DRAFTS = 15  # maximum drafts in a pass: with the committed token, a TensorRT engine's 16 rows
-DEVICE, TEXT, EDGE = SOURCES = ("device", "text", "edge")  # sources of hints
+# sources of hints; "prediction": the text that the request predicts
+DEVICE, TEXT, EDGE, PREDICTION = SOURCES = ("device", "text", "edge", "prediction")
 _BYTE = 255.0
 
 
