@@ -61,12 +61,13 @@ class _Thinking(msgspec.Struct, forbid_unknown_fields=True):
     """Whether the model thinks first; adaptive: as it does by default.
 
     budget_tokens is ignored: thoughts count as part of the answer. display: omitted: thoughts are
-    sent empty.
+    sent empty. block_binding is ignored, since thoughts that come back are not verified.
     """
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
+    block_binding: msgspec.Raw = _ABSENT
 
     @property
     def wanted(self) -> bool | None:
@@ -75,7 +76,10 @@ class _Thinking(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    effort: msgspec.Raw = _ABSENT  # ignored: there is no such setting
+    """The answer's format. The undecoded fields are ignored: models here have no such settings."""
+
+    effort: msgspec.Raw = _ABSENT
+    task_budget: msgspec.Raw = _ABSENT
     format: FlatFormat | None = None
 
 
@@ -85,8 +89,9 @@ class _PromptBody(BodyFields, kw_only=True):
     inert: ClassVar[frozenset[str]] = frozenset(
         (
             "cache_control",
-            "context_management",  # leaves out parts of long conversations
+            "context_management",  # would shorten conversations that are too long
             "diagnostics",
+            "fallbacks",  # names of other models
             "inference_geo",
             "metadata",
             "service_tier",
