@@ -19,6 +19,7 @@ from pilotfish.device_runtime.service.messages_input import (
     conversation_of,
 )
 from pilotfish.device_runtime.service.openai import MESSAGES, CompletionRequest, checked_request
+from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.tokens import prompt_ids
 from pilotfish.device_runtime.service.tools import FunctionFields, read_tools
 from pilotfish.engines.chat_formats import Tools
@@ -107,6 +108,7 @@ class _PromptBody(BodyFields, kw_only=True):
     tools: Annotated[list[_Tool], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
     output_config: _OutputConfig | None = None
     output_format: FlatFormat | None = None  # an older name of output_config.format
+    thread: msgspec.Raw = _ABSENT
 
 
 class _MessagesBody(_PromptBody, kw_only=True):
@@ -163,6 +165,14 @@ def count_response(device: Device, talk: Talk) -> Body:
 
 
 def _talk_of(fields: _PromptBody) -> Talk:
+    if bytes(memoryview(fields.thread)[:4]) not in (b"", b"null"):
+        raise RefusalError(
+            400,
+            "This service keeps no threads: send the whole conversation without thread.",
+            code="thread_unsupported_request",  # by this name clients know that they may do so
+            param="thread",
+            reason="unsupported",
+        )
     thinking = None if fields.thinking is None else fields.thinking.wanted
     messages = conversation_of(fields.system, fields.messages)
     return Talk(messages, _tools_of(fields.tools, fields.tool_choice), thinking)

@@ -35,13 +35,12 @@ _ERROR_TYPES = {
 
 
 def error_body(refusal: RefusalError) -> Body:
-    """Return a refusal's body: Anthropic's error, and the names of the error and the field."""
+    """Return a refusal's body: Anthropic's error, whose details name the error and the field."""
     default = "api_error" if refusal.status >= 500 else "invalid_request_error"
     error = {
         "type": _ERROR_TYPES.get(refusal.status, default),
         "message": refusal.message,
-        "param": refusal.param,
-        "code": refusal.code,
+        "details": {"error_code": refusal.code, "param": refusal.param},
     }
     return {"type": "error", "error": error}
 

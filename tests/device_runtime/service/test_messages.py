@@ -207,7 +207,7 @@ def test_the_key_in_either_header(callers: Serving) -> None:
 def test_a_stream_ends_with_what_went_wrong(callers: Serving, long_pair: Pair) -> None:
     early = post(callers, body_of(messages=[{"role": "user", "content": "ab" * 4000}], stream=True))
     assert early.status_code == 400
-    assert early.json()["error"]["code"] == "context_length_exceeded"
+    assert early.json()["error"]["details"]["error_code"] == "context_length_exceeded"
     check(early.json())
     body = {"max_tokens": 30_000, "messages": SAY, "stream": True}
     with (
@@ -221,7 +221,7 @@ def test_a_stream_ends_with_what_went_wrong(callers: Serving, long_pair: Pair) -
     assert events[0]["type"] == "message_start"
     assert events[-1]["type"] == "error"
     assert events[-1]["error"]["type"] == "overloaded_error"
-    assert events[-1]["error"]["code"] == "draining"
+    assert events[-1]["error"]["details"]["error_code"] == "draining"
 
 
 def test_a_waiting_stream_gets_pings(pair: Pair) -> None:

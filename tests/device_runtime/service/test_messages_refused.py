@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.support.messages_api import (
     SAY,
     body_of,
     callers,
+    message,
     post,
 )
 from tests.support.serving import Serving
@@ -90,12 +92,23 @@ def test_what_is_refused_is_named(callers: Serving, fields: dict[str, Any], para
     assert answer.status_code == 400, answer.text
     check(answer.json())
     error = answer.json()["error"]
-    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert (error["type"], error["details"]["param"]) == ("invalid_request_error", param)
     if not {"max_tokens", "stop_sequences"} & {*fields}:
         del body["max_tokens"]
         counted = post(callers, body, "/v1/messages/count_tokens")
         # a schema is compiled only for an answer
         assert counted.status_code == (200 if param.endswith("schema") else 400)
+
+
+@pytest.mark.parametrize("kind", ["create", "continue"])
+def test_threads_are_refused_so_that_clients_go_on_without(callers: Serving, kind: str) -> None:
+    """Anthropic's Python client sends this field first, and the whole conversation then."""
+    thread = {"type": kind, "previous_message_id": "msg_1"}
+    error = post(callers, body_of(thread=thread)).json()["error"]
+    assert error["details"]["error_code"] == "thread_unsupported_request"
+    assert message(callers, thread=None)["content"]
+    null = post(callers, json.dumps({**body_of(), "thread": None}).encode())
+    assert null.status_code == 200
 
 
 @pytest.mark.parametrize(
