@@ -210,10 +210,10 @@ class AnswerBuffer:
             self.text += new
             return new
         pending = self._pending_text + new
-        found = [(at, stop) for stop in self._stop if (at := pending.find(stop)) >= 0]
-        if found:
+        matches = [(at, stop) for stop in self._stop if (at := pending.find(stop)) >= 0]
+        if matches:
             self.finish_reason = "stop"
-            at, self.stop_string = min(found)
+            at, self.stop_string = min(matches)
             released, self._pending_text = pending[:at], ""
         else:
             keep = max((_overlap(pending, stop) for stop in self._stop), default=0)

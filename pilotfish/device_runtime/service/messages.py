@@ -169,7 +169,7 @@ def _talk_of(fields: _PromptBody) -> Talk:
         raise RefusalError(
             400,
             "This service keeps no threads: send the whole conversation without thread.",
-            code="thread_unsupported_request",  # by this name clients know that they may do so
+            code="thread_unsupported_request",  # a name that clients know
             param="thread",
             reason="unsupported",
         )

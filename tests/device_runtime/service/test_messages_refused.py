@@ -28,7 +28,7 @@ CALL = {"type": "tool_use", "id": "a", "name": "move", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "a"}
 
 
-def said(*blocks: object, role: str = "user") -> dict[str, Any]:
+def chat_of(*blocks: object, role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": [*blocks]}, *SAY]}
 
 
@@ -45,21 +45,21 @@ def said(*blocks: object, role: str = "user") -> dict[str, Any]:
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [*SAY, {"role": "assistant", "content": "a"}]}, "messages[1]"),
         ({"messages": [*SAY, {"role": "assistant", "content": []}]}, "messages[1]"),
-        (said({}), "messages[0].content[0]"),
-        (said("a"), "messages[0].content[0]"),
-        (said({"type": "text"}), "messages[0].content[0]"),
-        (said({"type": "text", "text": "a", "x": 1}), "messages[0].content[0].x"),
-        (said(IMAGE), "messages[0].content[0]"),
-        (said(DOCUMENT), "messages[0].content[0]"),
-        (said({"type": "server_tool_use"}), "messages[0].content[0].type"),
-        (said(CALL), "messages[0].content[0]"),
-        (said({"type": "thinking", "thinking": "a"}), "messages[0].content[0]"),
-        (said(RESULT), "messages[0].content[0].tool_use_id"),
-        (said(CALL, RESULT, role="assistant"), "messages[0].content[1]"),
-        (said(CALL, role="system"), "messages[0].content[0]"),
-        (said({**CALL, "input": "{}"}, role="assistant"), "messages[0].content[0]"),
-        (said({**CALL, "input": None}, role="assistant"), "messages[0].content[0]"),
-        (said({**RESULT, "content": [IMAGE]}), "messages[0].content[0].content[0]"),
+        (chat_of({}), "messages[0].content[0]"),
+        (chat_of("a"), "messages[0].content[0]"),
+        (chat_of({"type": "text"}), "messages[0].content[0]"),
+        (chat_of({"type": "text", "text": "a", "x": 1}), "messages[0].content[0].x"),
+        (chat_of(IMAGE), "messages[0].content[0]"),
+        (chat_of(DOCUMENT), "messages[0].content[0]"),
+        (chat_of({"type": "server_tool_use"}), "messages[0].content[0].type"),
+        (chat_of(CALL), "messages[0].content[0]"),
+        (chat_of({"type": "thinking", "thinking": "a"}), "messages[0].content[0]"),
+        (chat_of(RESULT), "messages[0].content[0].tool_use_id"),
+        (chat_of(CALL, RESULT, role="assistant"), "messages[0].content[1]"),
+        (chat_of(CALL, role="system"), "messages[0].content[0]"),
+        (chat_of({**CALL, "input": "{}"}, role="assistant"), "messages[0].content[0]"),
+        (chat_of({**CALL, "input": None}, role="assistant"), "messages[0].content[0]"),
+        (chat_of({**RESULT, "content": [IMAGE]}), "messages[0].content[0].content[0]"),
         ({"system": [IMAGE]}, "system[0].type"),
         ({"system": 3}, "system"),
         ({"tools": [{"type": "web_search_20250305", "name": "a"}]}, "tools[0].type"),
