@@ -121,6 +121,7 @@ class AnswerBuffer:
         self.text = ""
         self.parts: list[TurnPart] = []
         self.finish_reason: str | None = None
+        self.stop_string: str | None = None  # the stop string that ended the answer
         visible_ids = target.tokenizer.named_controls(outline.marks)
         self._stream = TextStream(target.tokenizer, visible=visible_ids)
         self._reader = TurnReader(outline, target.chat_format.call_id)
@@ -209,10 +210,11 @@ class AnswerBuffer:
             self.text += new
             return new
         pending = self._pending_text + new
-        positions = [at for at in (pending.find(stop) for stop in self._stop) if at >= 0]
-        if positions:
+        matches = [(at, stop) for stop in self._stop if (at := pending.find(stop)) >= 0]
+        if matches:
             self.finish_reason = "stop"
-            released, self._pending_text = pending[: min(positions)], ""
+            at, self.stop_string = min(matches)
+            released, self._pending_text = pending[:at], ""
         else:
             keep = max((_overlap(pending, stop) for stop in self._stop), default=0)
             released, self._pending_text = (

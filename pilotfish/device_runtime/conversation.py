@@ -141,6 +141,7 @@ class Conversation:
             tokens=answer.tokens,
             text=answer.text,
             finish_reason=answer.finish_reason or "length",
+            stop_string=answer.stop_string,
             rounds=progress.rounds,
             first_token_s=progress.first_token_s,
             total_s=time.monotonic() - progress.begun_s,

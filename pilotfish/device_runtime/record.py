@@ -201,6 +201,8 @@ class Generation:
     parts: the text as parsed by the target's chat format: words, thought, calls. prompt_logprobs:
     one for each token of the prompt (``prompt_ids``), if requested; None for the first.
 
+    stop_string: the stop string that ended the answer; None if something else ended it.
+
     link: the link's state when the answer began; None without an edge. choice: the choice of
     protocol "auto"; None for other protocols. probing: the cost of measuring the link for this
     answer. recoveries: the losses of the edge. predicted_tokens: tokens of the request's
@@ -224,6 +226,7 @@ class Generation:
     prompt_ids: Sequence[int] = ()
     predicted_tokens: int = 0
     accepted_prediction_tokens: int = 0
+    stop_string: str | None = None
 
     @property
     def turn(self) -> Turn:

@@ -15,6 +15,7 @@ Answer = dict[str, Any]
 PAUSE_S = 0.02  # between the parts of a request
 PATIENCE_S = 60.0
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+MESSAGES = "/v1/messages"
 
 
 # Fields of JSON that differ each time, or with the processor.
@@ -85,6 +86,11 @@ TABLE: dict[str, Raw] = {
     "completion, streamed": post(TEXT, {**COMPLETE, "stream": True}),
     "response": post(RESPONSES, {**RESPOND, "store": False}),
     "response, streamed": post(RESPONSES, {**RESPOND, "store": False, "stream": True}),
+    "message": post(MESSAGES, SAY),
+    "message, streamed": post(MESSAGES, {**SAY, "stream": True}),
+    "message, counted": post(f"{MESSAGES}/count_tokens", {"messages": SAY["messages"]}),
+    "message without a limit": post(MESSAGES, {"messages": SAY["messages"]}),
+    "GET of messages": get(MESSAGES),
     "response that is not there": get(f"{RESPONSES}/resp_0"),
     "response, streamed again": get(f"{RESPONSES}/resp_0?stream=true"),
     "response to forget": get(f"{RESPONSES}/resp_0", method="DELETE"),

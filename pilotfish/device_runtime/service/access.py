@@ -106,8 +106,10 @@ class ApiKeys:
     def client(self, authorization: str | None) -> Client | None:
         """Return the client with the key in this ``Authorization`` header."""
         scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer":
-            return None
+        return self.client_of_key(key) if scheme.lower() == "bearer" else None
+
+    def client_of_key(self, key: str) -> Client | None:
+        """Return the client with this key."""
         digest = _digest(key.strip())
         match = None
         for name, known in self._digests.items():
@@ -174,13 +176,16 @@ class Access:
             _check_own(headers)
             return Client(peer)
         client = self.keys.client(headers.get("authorization"))
+        if client is None and (key := headers.get("x-api-key")) is not None:  # as at Anthropic
+            client = self.keys.client_of_key(key)
         if client is not None:
             return client
         if not needs_key:
             return Client(peer)
         raise RefusalError(
             401,
-            "This service requires an API key: send it as `Authorization: Bearer KEY`.",
+            "This service requires an API key: send it as `Authorization: Bearer KEY`, or as "
+            "`x-api-key: KEY`.",
             code="invalid_api_key",
             reason="key",
             close=True,

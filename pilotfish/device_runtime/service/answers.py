@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from pilotfish.device_runtime.record import Generation, Piece
+from pilotfish.device_runtime.service.event_stream import COMMENT
 from pilotfish.device_runtime.service.openai_logprobs import (
     TextOffsets,
     chat_logprobs,
@@ -40,6 +41,8 @@ class CompletionFormat:
     of answers in a body, the answers with the highest mean log-probability; 0: all. prompt_words:
     tokenizer for the prompt's log-probabilities; None: the answer has none.
     """
+
+    quiet = COMMENT
 
     def __init__(
         self,
@@ -104,9 +107,7 @@ class CompletionFormat:
         ended = generation.finish_reason
         if not self._chat or ended != "stop":
             return ended
-        calls = generation.turn.calls
-        # a stop string may have cut off the last call
-        return "tool_calls" if calls and calls[-1].complete else ended
+        return "tool_calls" if generation.turn.has_calls else ended
 
     def _logprobs_of(self, generation: Generation) -> Body | None:
         """Format an unstreamed answer's log-probabilities, after those of an echoed prompt."""
@@ -282,6 +283,15 @@ def usage(generations: Sequence[Generation]) -> Body:
             "rejected_prediction_tokens": predicted - accepted,
         }
     return body
+
+
+def thought_tokens(generation: Generation, tokens: Callable[[str], int]) -> int:
+    """Count the tokens of an answer's thought by tokenising its text again.
+
+    The text may have another tokenisation than the answer, so the count is at most the answer's.
+    """
+    thought = generation.turn.reasoning
+    return min(tokens(thought), len(generation.tokens)) if thought else 0
 
 
 def summary(generation: Generation) -> Body:

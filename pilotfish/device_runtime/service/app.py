@@ -1,7 +1,8 @@
 """The HTTP service's routes, access control and errors.
 
-A request is admitted, read within bounds, checked, and then answered by a lane. All errors have the
-form of OpenAI's error objects. All routes are listed here and in `chat_page`.
+A request is admitted, read within bounds, checked, and then answered by a lane. Errors have the
+form of OpenAI's error objects, or on Anthropic's routes of Anthropic's. All routes are listed here
+and in `chat_page`.
 """
 
 import time
@@ -18,11 +19,18 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pilotfish.base.errors import PilotfishError
+from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.service import chat_page as page
 from pilotfish.device_runtime.service.access import Client
 from pilotfish.device_runtime.service.answers import Body, CompletionFormat
 from pilotfish.device_runtime.service.completion import Completion, bounded_body, json_response
 from pilotfish.device_runtime.service.device_service import DeviceService
+from pilotfish.device_runtime.service.messages import (
+    count_request,
+    count_response,
+    message_request,
+)
+from pilotfish.device_runtime.service.messages_events import MessageFormat, error_body
 from pilotfish.device_runtime.service.openai import (
     CompletionRequest,
     chat_request,
@@ -42,21 +50,24 @@ from pilotfish.device_runtime.service.tokens import (
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, STREAM
 from pilotfish.wire.request import Request
 
+_MESSAGES = "/v1/messages"
+
 
 def application(service: DeviceService) -> ASGIApp:
     """Build the service as an ASGI application."""
 
-    async def refuse(_: HttpRequest, error: Exception) -> Response:
+    async def refuse(request: HttpRequest, error: Exception) -> Response:
         refusal = refusal_of(_as_refusal(error))
         service.count_refusal(refusal)
         headers = error.headers if isinstance(error, HTTPException) and error.headers else {}
-        return json_response(refusal.body, refusal.status, {**headers, **refusal.headers})
+        return _refusal_response(request.scope["path"], refusal, headers)
 
     expected = (HTTPException, RefusalError, PilotfishError)
     app = Starlette(
         routes=[
             *_completions(service),
             *_responses(service),
+            *_messages(service),
             *_tokens(service),
             *_models(service),
             *_state(service),
@@ -74,6 +85,13 @@ def _as_refusal(error: Exception) -> Exception:
         code = "method_not_allowed" if error.status_code == 405 else "not_found"
         return RefusalError(error.status_code, f"{error.detail}.", code=code, reason="route")
     return error
+
+
+def _refusal_response(path: str, refusal: RefusalError, headers: Mapping[str, str]) -> Response:
+    """Return the response with an error, in the form of the API that the path belongs to."""
+    is_anthropics = path == _MESSAGES or path.startswith(f"{_MESSAGES}/")
+    body = error_body(refusal) if is_anthropics else refusal.body
+    return json_response(body, refusal.status, {**headers, **refusal.headers})
 
 
 def _route(
@@ -159,6 +177,33 @@ def _responses(service: DeviceService) -> list[Route]:
         _route("/v1/responses", respond, "POST"),
         _route("/v1/responses/{name}", again),
         _route("/v1/responses/{name}", forget, "DELETE"),
+    ]
+
+
+def _messages(service: DeviceService) -> list[Route]:
+    async def respond(request: HttpRequest) -> Completion:
+        client = _client(request)
+        parsed = message_request(await bounded_body(request, service.body_bytes), service.defaults)
+        completion = _check(service, parsed.completion)
+        answer = MessageFormat(parsed, model=service.config.model, tokens=service.tokens_in)
+
+        async def read(completion: CompletionRequest) -> Prompt:
+            prompt = await service.read(client.name, completion)
+            answer.prompt_tokens = len(prompt)
+            return prompt
+
+        return Completion(service.lanes, client, completion, answer, read, service.count_refusal)
+
+    async def count(request: HttpRequest) -> Response:
+        model, talk = count_request(await bounded_body(request, service.body_bytes))
+        if model is not None:
+            _check_model(service, model)
+        work = partial(count_response, service.device, talk)
+        return json_response(await service.run_in_thread(_client(request).name, work))
+
+    return [
+        _route(_MESSAGES, respond, "POST"),
+        _route(f"{_MESSAGES}/count_tokens", count, "POST"),
     ]
 
 
@@ -310,8 +355,7 @@ class AccessControl:
             client = service.access.client(headers, peer, needs_key=not _is_open(scope["path"]))
         except RefusalError as refusal:
             service.count_refusal(refusal)
-            response = json_response(refusal.body, refusal.status, refusal.headers)
-            await response(scope, receive, send)
+            await _refusal_response(scope["path"], refusal, {})(scope, receive, send)
             return
         state: dict[str, Any] = scope.setdefault("state", {})
         state["client"] = client

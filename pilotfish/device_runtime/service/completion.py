@@ -2,7 +2,7 @@
 
 The HTTP status is sent with the first piece or after `QUIET_S`, so that an error before then gets
 its own status. A later error is an event that ends the stream. While there are no pieces (for
-example, the edge is lost), a comment every `QUIET_S` keeps the client from giving up.
+example, the edge is lost), a sign of life every `QUIET_S` keeps the client from giving up.
 """
 
 import asyncio
@@ -63,7 +63,12 @@ async def bounded_body(request: Request, limit_bytes: int) -> bytes:
 
 
 class AnswerFormat(Protocol):
-    """The format of a route's answers: one body, or a stream of events."""
+    """The format of a route's answers: one body, or a stream of events.
+
+    quiet: what a stream sends as a sign of life while there are no pieces.
+    """
+
+    quiet: bytes
 
     def full_body(self, generations: Sequence[Generation]) -> Body:
         """Return the body of an answer that is not streamed."""
@@ -156,7 +161,7 @@ class Completion(Response):
             if ended:
                 break
             if not await job.ready(QUIET_S):
-                pending = [b": nothing new yet\n\n"]
+                pending = [self._answer.quiet]
                 continue
             try:
                 pending, ended = self._take_events(job)

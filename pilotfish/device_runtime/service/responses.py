@@ -18,6 +18,7 @@ from pilotfish.device_runtime.service.body import (
     Values,
     read_body,
 )
+from pilotfish.device_runtime.service.chat_messages import Message
 from pilotfish.device_runtime.service.openai import (
     MESSAGES,
     CompletionRequest,
@@ -29,7 +30,7 @@ from pilotfish.device_runtime.service.prompts import (
     refuse_unless_neutral,
     thinking_of,
 )
-from pilotfish.device_runtime.service.responses_input import InputItem, Message, conversation_of
+from pilotfish.device_runtime.service.responses_input import InputItem, conversation_of
 from pilotfish.device_runtime.service.tools import FunctionFields, read_tools
 from pilotfish.engines.chat_formats.tools import MOST_TOOLS
 from pilotfish.wire.request import MaxTokens, Request

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
-import msgspec
-
 from pilotfish.device_runtime.record import Generation, Piece
-from pilotfish.device_runtime.service.answers import summary
+from pilotfish.device_runtime.service.answers import summary, thought_tokens
+from pilotfish.device_runtime.service.event_stream import COMMENT, named_event
+from pilotfish.device_runtime.service.output_items import Output, OutputItem
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.responses import ResponseRequest
 from pilotfish.engines.chat_formats.reader import Turn, TurnPart
@@ -21,63 +21,55 @@ from pilotfish.engines.chat_formats.reader import Turn, TurnPart
 Body = dict[str, Any]
 
 
-class _Item:
-    """An item of the output, to which text is added: a message, a thought or a call."""
+class _Item(OutputItem):
+    """An item of a response: a message, a thought or a call."""
 
     def __init__(self, first: TurnPart, index: int) -> None:
-        self.kind = "call" if first.kind == "arguments" else first.kind
-        self._name, self._call_id = (first.text, first.id) if self.kind == "call" else ("", "")
+        super().__init__(first, index)
         prefix = {"content": "msg_", "reasoning": "rs_", "call": "fc_"}[self.kind]
         self._at: Body = {"item_id": prefix + secrets.token_hex(24), "output_index": index}
-        self._texts: list[str] = []
 
-    def body(self, status: str) -> Body:
+    def body(self) -> Body:
         """Return the item as JSON types."""
-        fields: Body = {"id": self._at["item_id"], "status": status}
-        parts = [self._part()] if self._texts else []
+        fields: Body = {"id": self._at["item_id"], "status": self.status}
+        parts = [self._part()] if self.text else []
         match self.kind:
             case "content":
                 return {**fields, "type": "message", "role": "assistant", "content": parts}
             case "reasoning":
                 return {**fields, "type": "reasoning", "summary": [], "content": parts}
-        arguments = "".join(self._texts)
         return {
-            **fields, "type": "function_call", "call_id": self._call_id,
-            "name": self._name, "arguments": arguments,
+            **fields, "type": "function_call", "call_id": self.call_id,
+            "name": self.name, "arguments": self.text,
         }  # fmt: skip
 
     def begin(self) -> Iterator[Body]:
         """Return the item's first events."""
-        index = self._at["output_index"]
-        item = self.body("in_progress")
-        yield {"type": "response.output_item.added", "output_index": index, "item": item}
+        item = self.body()
+        yield {"type": "response.output_item.added", "output_index": self.index, "item": item}
         if self.kind != "call":
             at = {**self._at, "content_index": 0}
             yield {"type": "response.content_part.added", **at, "part": self._part()}
 
-    def grow(self, text: str) -> Body:
-        """Add a text to the item; return the event."""
-        self._texts.append(text)
-        return self._event("delta", delta=text)
+    def delta(self, text: str) -> Iterator[Body]:
+        """Return the event of a text that was added."""
+        yield self._event("delta", delta=text)
 
-    def end(self, status: str) -> Iterator[Body]:
+    def end(self) -> Iterator[Body]:
         """Return the item's last events."""
-        text = "".join(self._texts)
         if self.kind == "call":
-            yield {**self._event("done", arguments=text), "name": self._name}
+            yield {**self._event("done", arguments=self.text), "name": self.name}
         else:
-            yield self._event("done", text=text)
+            yield self._event("done", text=self.text)
             at = {**self._at, "content_index": 0}
             yield {"type": "response.content_part.done", **at, "part": self._part()}
-        index = self._at["output_index"]
-        item = self.body(status)
-        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+        item = self.body()
+        yield {"type": "response.output_item.done", "output_index": self.index, "item": item}
 
     def _part(self) -> Body:
-        text = "".join(self._texts)
         if self.kind == "reasoning":
-            return {"type": "reasoning_text", "text": text}
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            return {"type": "reasoning_text", "text": self.text}
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
 
     def _event(self, what: str, **fields: str) -> Body:
         match self.kind:
@@ -90,44 +82,14 @@ class _Item:
         return {"type": f"response.{kind}.{what}", **self._at, **also, **fields}
 
 
-class _Output:
-    """The items of a response; text may be added to the last one."""
-
-    def __init__(self) -> None:
-        self._ended: list[Body] = []
-        self._last: _Item | None = None
-
-    def push(self, parts: Sequence[TurnPart]) -> Iterator[Body]:
-        """Add parts to the items; return the events."""
-        for part in parts:
-            kind = "call" if part.kind == "arguments" else part.kind
-            item = self._last
-            if item is None or item.kind != kind or part.kind == "call":
-                yield from self.end("completed")
-                item = self._last = _Item(part, len(self._ended))
-                yield from item.begin()
-            if part.kind != "call":
-                yield item.grow(part.text)
-
-    def end(self, status: str) -> Iterator[Body]:
-        """Return the events that end the last item."""
-        if self._last is not None:
-            yield from self._last.end(status)
-            self._ended.append(self._last.body(status))
-            self._last = None
-
-    def items(self) -> list[Body]:
-        """Return the items so far."""
-        last = [] if self._last is None else [self._last.body("incomplete")]
-        return [*self._ended, *last]
-
-
 class ResponseFormat:
     """The format of one response.
 
     keep: called with a finished response and its turn, to store them. tokens: counts the tokens of
     a text.
     """
+
+    quiet = COMMENT
 
     def __init__(
         self,
@@ -146,7 +108,7 @@ class ResponseFormat:
         }
         self._keep = keep
         self._tokens = tokens
-        self._output = _Output()
+        self._output = Output(_Item)
         self._begun = False
         self._numbers = count()
 
@@ -179,14 +141,15 @@ class ResponseFormat:
     def error_event(self, refusal: RefusalError) -> Body:
         """Return the event that ends a stream with an error."""
         error = {"code": refusal.code or "server_error", "message": refusal.message}
+        for _ in self._output.end("incomplete"):
+            pass
         response = {**self._response("failed"), "error": error}
         (event,) = self._numbered([{"type": "response.failed", "response": response}])
         return event
 
     def encode_event(self, body: Body) -> bytes:
         """Encode an event."""
-        name: str = body["type"]
-        return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(body) + b"\n\n"
+        return named_event(body)
 
     def closing_events(self) -> bytes:
         """Return nothing: the last event ends a stream."""
@@ -219,11 +182,11 @@ class ResponseFormat:
         }
 
     def _usage(self, generation: Generation) -> Body:
-        thought = generation.turn.reasoning
+        thought = thought_tokens(generation, self._tokens)
         return {
             "input_tokens": generation.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": len(generation.tokens),
-            "output_tokens_details": {"reasoning_tokens": self._tokens(thought) if thought else 0},
+            "output_tokens_details": {"reasoning_tokens": thought},
             "total_tokens": generation.prompt_tokens + len(generation.tokens),
         }

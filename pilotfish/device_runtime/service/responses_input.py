@@ -5,18 +5,15 @@ template, as the chat route makes them, or a `RefusalError` that names the field
 Successive thoughts, texts and calls of the assistant become one message.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
-from pilotfish.device_runtime.service.answers import message_body
+from pilotfish.device_runtime.service.chat_messages import NO_TURN, Conversation, Message
 from pilotfish.device_runtime.service.prompts import content_of
-from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.device_runtime.service.tools import arguments_text
-from pilotfish.engines.chat_formats.reader import ToolCall, Turn
-
-Message = Mapping[str, Any]
+from pilotfish.engines.chat_formats.reader import ToolCall
 
 _ABSENT = msgspec.Raw()
 
@@ -68,69 +65,36 @@ def conversation_of(items: "str | Sequence[InputItem]", before: Sequence[Message
     conversation = _Conversation(before)
     for at, item in enumerate(items):
         conversation.add(item, f"input[{at}].")
-    return conversation.full_body()
+    return conversation.end_turn()
 
 
-def assistant_message(turn: Turn) -> Message:
-    """Return a turn's message; it lacks calls that were cut off."""
-    calls = tuple(call for call in turn.calls if call.complete)
-    return _message_of(turn._replace(calls=calls))
-
-
-def _message_of(turn: Turn) -> Message:
-    body = message_body(turn)
-    del body["refusal"]
-    return {**body, "content": turn.content}
-
-
-class _Conversation:
-    """The messages so far, and the assistant's turn that the next item may extend."""
-
-    def __init__(self, before: Sequence[Message]) -> None:
-        self._messages = [*before]
-        self._called = {call["id"] for message in before for call in message.get("tool_calls", ())}
-        self._turn: Turn | None = None
-
-    def full_body(self) -> list[Message]:
-        """End the turn and return the messages."""
-        if self._turn is not None:
-            self._messages.append(_message_of(self._turn))
-            self._turn = None
-        return self._messages
+class _Conversation(Conversation):
+    """A conversation to which items of ``input`` are added."""
 
     def add(self, item: InputItem, where: str) -> None:
         """Add an item to the conversation. where: its path, for errors."""
-        turn = self._turn
+        turn = self.turn
         match item.type, item.role:
             case "reasoning", _:
-                self.full_body()
+                self.end_turn()
                 thought = content_of(item.content, "assistant", f"{where}content", _ThoughtPart)
-                self._turn = Turn("", thought, ())
+                self.turn = NO_TURN._replace(reasoning=thought)
             case "function_call", _:
                 assert item.call_id is not None
-                call = ToolCall(item.call_id, item.name or "", arguments_text(item.arguments))
-                self._called.add(call.id)
-                turn = turn or Turn("", "", ())
-                self._turn = turn._replace(calls=(*turn.calls, call))
+                arguments = arguments_text(item.arguments)
+                self.add_call(ToolCall(item.call_id, item.name or "", arguments))
             case "message", "assistant":
                 content = content_of(item.content, "assistant", f"{where}content", _TextPart)
                 if turn is None or turn.content or turn.calls:
-                    self.full_body()
-                    turn = Turn("", "", ())
-                self._turn = turn._replace(content=content)
+                    self.end_turn()
+                    turn = NO_TURN
+                self.turn = turn._replace(content=content)
             case "message", role:
                 assert role is not None
                 content = content_of(item.content, role, f"{where}content", _TextPart)
                 role = "system" if role == "developer" else role
-                self.full_body().append({"role": role, "content": content})
+                self.end_turn().append({"role": role, "content": content})
             case _:
-                self._add_output(item, where)
-
-    def _add_output(self, item: InputItem, where: str) -> None:
-        if item.call_id not in self._called:
-            raise bad_request(
-                f"{where}call_id", f"{where}call_id belongs to no earlier function_call."
-            )
-        output = content_of(item.output, "tool", f"{where}output", _TextPart)
-        result = {"role": "tool", "content": output, "tool_call_id": item.call_id}
-        self.full_body().append(result)
+                assert item.call_id is not None
+                output = content_of(item.output, "tool", f"{where}output", _TextPart)
+                self.add_result(item.call_id, output, f"{where}call_id")

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from pilotfish.device_runtime.service.chat_messages import Message, assistant_message
 from pilotfish.device_runtime.service.refusal import Body, RefusalError
-from pilotfish.device_runtime.service.responses_input import Message, assistant_message
 from pilotfish.engines.chat_formats.reader import Turn
 
 _LIFETIME_S = 3600.0

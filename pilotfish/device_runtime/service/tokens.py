@@ -65,16 +65,22 @@ def tokenize_response(
     device: Device, prompt_input: PromptInput, *, chat: bool, words: bool
 ) -> Body:
     """Return the tokens of a prompt, in the vocabulary of the last known edge."""
+    ids = prompt_ids(device, prompt_input, chat=chat)
+    pieces = [device.tokenizer.piece(id) for id in ids] if words else None
+    return {
+        "count": len(ids), "max_model_len": device.context, "tokens": ids, "token_strs": pieces,
+    }  # fmt: skip
+
+
+def prompt_ids(device: Device, prompt_input: PromptInput, *, chat: bool) -> list[int]:
+    """Return the ids of a prompt's tokens in this vocabulary; refuse if it is not known yet."""
     prompt = prompt_for(device, prompt_input, chat=chat)
     if not prompt.vocabulary:
         raise RefusalError(
             503, "The edge's vocabulary is not known yet.", code="no_edge", reason="no-edge"
         )
-    ids = prompt.ids.tolist()
-    pieces = [device.tokenizer.piece(id) for id in ids] if words else None
-    return {
-        "count": len(ids), "max_model_len": device.context, "tokens": ids, "token_strs": pieces,
-    }  # fmt: skip
+    ids: list[int] = prompt.ids.tolist()
+    return ids
 
 
 def detokenize_request(body: bytes) -> Sequence[int]:

@@ -68,6 +68,11 @@ class Turn(NamedTuple):
         tool_calls = (ToolCall(part.id, part.text, "".join(arguments[part.call])) for part in calls)
         return cls(content, reasoning, tuple(tool_calls))
 
+    @property
+    def has_calls(self) -> bool:
+        """Whether there are calls, and the last one is complete: a stop string may cut it off."""
+        return bool(self.calls) and self.calls[-1].complete
+
 
 class TurnReader:
     """The reader of one turn. call_id: function that makes the id of a call."""

@@ -1,0 +1,180 @@
+"""Read the conversation of Anthropic's ``/v1/messages``: a system prompt, and messages of blocks.
+
+In:  the system prompt and the messages. Out: messages for a chat template, as the chat route makes
+them, or a `RefusalError` that names the field at fault. As at Anthropic, successive messages of one
+role are one message; its texts are joined by line breaks.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from pilotfish.device_runtime.service.chat_messages import NO_TURN, Conversation, Message
+from pilotfish.device_runtime.service.refusal import bad_request
+from pilotfish.device_runtime.service.tools import arguments_text
+from pilotfish.engines.chat_formats.reader import ToolCall
+
+_ABSENT = msgspec.Raw()
+
+
+class _Block(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A block. Its type decides who may send it; the undecoded fields are ignored."""
+
+    cache_control: msgspec.Raw = _ABSENT
+
+
+class TextBlock(_Block, tag="text"):
+    """A text."""
+
+    text: str
+    citations: msgspec.Raw = _ABSENT
+
+
+class ThinkingBlock(_Block, tag="thinking"):
+    """A thought of an earlier answer; the signature is not verified."""
+
+    thinking: str
+    signature: msgspec.Raw = _ABSENT
+
+
+class RedactedThinkingBlock(_Block, tag="redacted_thinking"):
+    """A thought that only Anthropic can read; it is ignored."""
+
+    data: msgspec.Raw = _ABSENT
+
+
+class ToolUseBlock(_Block, tag="tool_use"):
+    """A call of an earlier answer."""
+
+    id: str
+    name: str
+    input: msgspec.Raw
+    caller: msgspec.Raw = _ABSENT
+    toolset_name: msgspec.Raw = _ABSENT
+
+    def __post_init__(self) -> None:
+        """Refuse an input that is no object."""
+        if bytes(memoryview(self.input)[:1]) != b"{":
+            raise ValueError("The input of a tool_use must be an object")
+
+
+class _UnreadBlock(msgspec.Struct):
+    def __post_init__(self) -> None:
+        """Refuse the block."""
+        raise ValueError("This service reads only text: it takes no images, documents or files")
+
+
+class ImageBlock(_UnreadBlock, tag="image"):
+    """An image."""
+
+
+class DocumentBlock(_UnreadBlock, tag="document"):
+    """A document."""
+
+
+ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock
+
+
+class ToolResultBlock(_Block, tag="tool_result"):
+    """The result of a call."""
+
+    tool_use_id: str
+    content: str | list[ResultBlock] | None = None
+    is_error: bool | None = None
+    toolset_name: msgspec.Raw = _ABSENT
+
+
+Block: TypeAlias = (
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ImageBlock
+    | DocumentBlock
+)
+
+
+class MessageItem(msgspec.Struct, forbid_unknown_fields=True):
+    """A message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Block]
+
+
+def conversation_of(
+    system: "str | Sequence[TextBlock] | None", items: Sequence[MessageItem]
+) -> list[Message]:
+    """Return the messages of a request. The last one may not be the assistant's."""
+    if items[-1].role == "assistant":
+        where = f"messages[{len(items) - 1}]"
+        raise bad_request(
+            where,
+            f"{where} is the assistant's, and this service does not continue such a message "
+            "(prefill): the last message must be of role user.",
+        )
+    conversation = _Conversation()
+    if system is not None:
+        conversation.add_text("system", _text_of(system))
+    for at, item in enumerate(items):
+        conversation.add(item, f"messages[{at}]")
+    return conversation.end_turn()
+
+
+def _text_of(content: "str | Sequence[ResultBlock] | None") -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(block.text for block in content if isinstance(block, TextBlock))
+
+
+class _Conversation(Conversation):
+    """A conversation to which messages of blocks are added."""
+
+    def add(self, item: MessageItem, where: str) -> None:
+        """Add a message. where: its path, for errors."""
+        content = item.content
+        if isinstance(content, str):
+            self.add_text(item.role, content)
+            return
+        if not content:  # an answer without any text has no blocks
+            self.add_text(item.role, "")
+        for at, block in enumerate(content):
+            self._add_block(item.role, block, f"{where}.content[{at}]")
+
+    def add_text(self, role: str, text: str) -> None:
+        """Add a text to the last message if it has the same role, else as a message."""
+        if role == "assistant":
+            turn = self.turn or NO_TURN
+            self.turn = turn._replace(content=_joined(turn.content, text))
+            return
+        messages = self.end_turn()
+        if messages and messages[-1]["role"] == role:
+            text = _joined(messages.pop()["content"], text)
+        messages.append({"role": role, "content": text})
+
+    def _add_block(self, role: str, block: Block, where: str) -> None:
+        match block, role:
+            case TextBlock(text=text), _:
+                self.add_text(role, text)
+            case ThinkingBlock(thinking=thought), "assistant":
+                turn = self.turn or NO_TURN
+                self.turn = turn._replace(reasoning=_joined(turn.reasoning, thought))
+            case RedactedThinkingBlock(), "assistant":
+                self.turn = self.turn or NO_TURN
+            case ToolUseBlock(id=call_id, name=name), "assistant":
+                self.add_call(ToolCall(call_id, name, arguments_text(block.input)))
+            case ToolResultBlock(tool_use_id=call_id), "user":
+                text = _text_of(block.content)
+                if block.is_error:  # chat templates have no other form for it
+                    text = f"Error: {text}"
+                self.add_result(call_id, text, f"{where}.tool_use_id")
+            case _:
+                kind = type(block).__struct_config__.tag
+                raise bad_request(
+                    where, f"{where}: a message of role {role} may not have a block of type {kind}."
+                )
+
+
+def _joined(before: str, text: str) -> str:
+    return f"{before}\n{text}" if before and text else before or text
