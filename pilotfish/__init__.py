@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from pilotfish.bridge import Talk
+    from pilotfish.device_runtime.async_device import AsyncAnswerStream, AsyncDevice
     from pilotfish.device_runtime.device import Device
     from pilotfish.device_runtime.plan import Auto
     from pilotfish.device_runtime.record import Generation, Piece, Recovery, Round, Timings
@@ -38,6 +39,8 @@ __version__: str
 _HOME = {
     "AccessDeniedError": "pilotfish.base.errors",
     "AnswerStream": "pilotfish.device_runtime.turn",
+    "AsyncAnswerStream": "pilotfish.device_runtime.async_device",
+    "AsyncDevice": "pilotfish.device_runtime.async_device",
     "Auto": "pilotfish.device_runtime.plan",
     "BadGrammarError": "pilotfish.base.errors",
     "Device": "pilotfish.device_runtime.device",
@@ -67,6 +70,8 @@ _HOME = {
 __all__ = [
     "AccessDeniedError",
     "AnswerStream",
+    "AsyncAnswerStream",
+    "AsyncDevice",
     "Auto",
     "BadGrammarError",
     "Device",

@@ -10,7 +10,7 @@ from pilotfish import Auto, Device
 from pilotfish.wire.protocols.adaptive import RelaxationOptions
 
 CALLER = """\
-from pilotfish import Device
+from pilotfish import AsyncDevice, Device, Generation
 from pilotfish.wire.protocols.adaptive import RelaxationOptions
 from pilotfish.wire.protocols.decision_head import JudgingOptions
 
@@ -22,6 +22,15 @@ with Device("drafter", "tcp://127.0.0.1:7077") as device:
     judging = JudgingOptions(hidden="int4")
     for piece in device.stream("Hello", protocol="wisv-full", options=judging):
         text += piece.text
+
+
+async def ask() -> Generation | None:
+    async with AsyncDevice("drafter", "tcp://127.0.0.1:7077", lanes=2) as device:
+        text: str = (await device.generate("Hello", protocol="coupled", seed=3)).text
+        async with device.stream("Hello", options=RelaxationOptions(tau=0.3)) as pieces:
+            async for piece in pieces:
+                text += piece.text
+        return pieces.generation
 """
 
 
@@ -55,6 +64,10 @@ def test_auto_takes_it_too(device: Device) -> None:
         (("RelaxationOptions(tau=0.3)", "RelaxationOptions(tua=0.3)"), 'keyword argument "tua"'),
         (("RelaxationOptions(tau=0.3)", 'RelaxationOptions(tau="a")'), "incompatible type"),
         (("JudgingOptions(hidden", "dict(hidden"), "incompatible type"),
+        (("lanes=2", "lane=2"), 'keyword argument "lane"'),
+        (("lanes=2", 'on_link_loss="never"'), "incompatible type"),
+        (("seed=3", 'seed="three"'), "incompatible type"),
+        (("(await device.generate(", "(device.generate("), "has no attribute"),
     ],
 )
 def test_mypy_knows_them(tmp_path: Path, change: tuple[str, str], complaint: str) -> None:

@@ -1,6 +1,7 @@
 """A job: answers on their way from the lanes to the client's connection."""
 
 import asyncio
+import threading
 from collections import deque
 from contextlib import suppress
 
@@ -17,10 +18,12 @@ class AnswerJob:
     during an answer.
 
     owner: the owner of the conversation. prompt, request: set by `Lanes.submit`. events: each
-    choice's pieces, if streamed, then its `Generation`; an error ends them.
+    choice's pieces, if streamed, then its `Generation`; an error ends them. pieces: number of
+    streamed pieces that may wait to be taken; then the lane waits, too. None: the lane does not
+    wait, and `Lanes` gives the job of a slow reader up.
     """
 
-    def __init__(self, client: str, choices: int = 1) -> None:
+    def __init__(self, client: str, choices: int = 1, *, pieces: int | None = None) -> None:
         self.client = client
         self.owner: Owner = None
         self.prompt: Prompt
@@ -29,9 +32,24 @@ class AnswerJob:
         self.choices = self.left = choices  # number of answers; number of unfinished answers
         self.places = choices  # places in the queue that the job holds; changed by `Lanes`
         self.given_up: BaseException | None = None  # why the job was given up; the lane checks it
+        self._room = None if pieces is None else threading.Semaphore(pieces)
         self._events: deque[Piece | Generation | BaseException] = deque()
         self._news = asyncio.Event()
         self.ended = False
+
+    def await_room(self) -> None:
+        """Wait until another piece may be posted, or the job is given up. Called by the lane."""
+        if self._room is not None:
+            self._room.acquire()
+
+    def give_up(self, reason: BaseException) -> None:
+        """Note why the job is given up, and wake its lane if that waits for room."""
+        self.given_up = reason
+        self._add_room()
+
+    def _add_room(self) -> None:
+        if self._room is not None:
+            self._room.release()
 
     def post(self, event: "Piece | Generation | BaseException") -> None:
         """Add an event. On the loop only."""
@@ -70,4 +88,6 @@ class AnswerJob:
         event = self._events.popleft()
         if isinstance(event, BaseException):
             raise event
+        if isinstance(event, Piece):
+            self._add_room()
         return event

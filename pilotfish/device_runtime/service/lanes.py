@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager, suppress
 
 from msgspec import structs
 
-from pilotfish.base.errors import DrainingError
+from pilotfish.base.errors import DrainingError, PilotfishError
 from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Generation, Piece
@@ -42,6 +42,11 @@ _LONGEST_RETRY_S = 60.0
 _ATTEND_S = 0.5  # interval at which an idle lane serves its connection to the edge
 _EVEN_S = 0.25  # clients count as equal if their times on the lanes differ by at most this
 _CLIENTS = 1024  # limit of clients for which the time on the lanes is remembered
+_INTERRUPT_AGAIN_S = 0.1
+
+
+def _stopped() -> DrainingError:
+    return DrainingError("The service stopped before the answer ended.")
 
 
 class Lane(threading.Thread):
@@ -70,11 +75,15 @@ class Lane(threading.Thread):
         lost = max(0, self.held - shared) * 0.5 ** (rested_s / _HALF_LIFE_S)
         return shared - lost, rested_s
 
-    def take(self, job: AnswerJob | None) -> None:
-        """Give this free lane a job; None ends the thread. On the loop only."""
+    def take(self, job: AnswerJob) -> None:
+        """Give this free lane a job. On the loop only."""
         self.job = job
         self.active_s = self.served_s = time.monotonic()
         self._inbox.put(job)
+
+    def end(self) -> None:
+        """End the thread after its present job."""
+        self._inbox.put(None)
 
     def run(self) -> None:
         """Take jobs from the inbox and make one answer of each; end at None."""
@@ -98,9 +107,11 @@ class Lane(threading.Thread):
             for piece in pieces:
                 self.active_s = time.monotonic()
                 if job.streamed:
-                    self._post(self, job, piece)
+                    job.await_room()
                 if job.given_up is not None:
                     break
+                if job.streamed:
+                    self._post(self, job, piece)
         if job.given_up is not None:
             raise job.given_up
         assert self.device.last is not None
@@ -112,6 +123,22 @@ class Lane(threading.Thread):
             if request.seed is not None:
                 request = structs.replace(request, seed=derive_seed(request.seed, job.choice))
             yield from self.device.answer(job.prompt, request, owner=job.owner)
+
+
+def open_beside(first: Device, count: int) -> list[Device]:
+    """Return ``count`` devices for as many lanes: the first, and others with the same weights.
+
+    After an error all of them are closed.
+    """
+    devices = [first]
+    try:
+        while len(devices) < count:
+            devices.append(first.beside())
+    except BaseException:
+        for device in devices:
+            device.close()
+        raise
+    return devices
 
 
 class Lanes:
@@ -162,10 +189,12 @@ class Lanes:
         return self._held.total() - self.running
 
     @contextmanager
-    def admit(self, client: str, choices: int = 1) -> Iterator[AnswerJob]:
+    def admit(
+        self, client: str, choices: int = 1, *, pieces: int | None = None
+    ) -> Iterator[AnswerJob]:
         """Make a job for this client, and hold a place for each of its answers during the block.
         Raises a `RefusalError` if there are too few free places. At the end of the block the job is
-        given up, unless it has ended.
+        given up, unless it has ended. pieces: see `AnswerJob`.
         """
         self._refuse_if_draining()
         if (full := self._full(client, choices)) is not None:
@@ -176,7 +205,7 @@ class Lanes:
                 reason="busy",
                 retry_s=self._retry_s(),
             )
-        job = AnswerJob(client, choices)
+        job = AnswerJob(client, choices, pieces=pieces)
         self._held[client] += choices
         # before clients that are served from now on, after clients that have waited longer
         self._served.setdefault(client, self._turn - 1)
@@ -229,16 +258,22 @@ class Lanes:
         """Drop a job: take it off the queue, or interrupt its lane."""
         if job.ended or job.given_up is not None:
             return
-        job.given_up = reason
+        job.give_up(reason)
         for lane in self.lanes:
             if lane.job is job:
-                lane.device.interrupt()
+                self._interrupt(lane, job)
                 return
         with suppress(KeyError, ValueError):
             self._waiting[job.client].remove(job)
             if not self._waiting[job.client]:
                 del self._waiting[job.client]
         job.post(reason)
+
+    def _interrupt(self, lane: Lane, job: AnswerJob) -> None:
+        """Interrupt a given-up job until its lane is free: the first time it may not have begun."""
+        if lane.job is job:
+            lane.device.interrupt()
+            self._loop.call_later(_INTERRUPT_AGAIN_S, self._interrupt, lane, job)
 
     def refuse_waiting(self) -> None:
         """Begin to drain: refuse waiting and new jobs, finish jobs that have begun an answer."""
@@ -254,20 +289,11 @@ class Lanes:
         if self.draining:
             raise DrainingError(_DRAINING)
 
-    def interrupt(self) -> None:
-        """Interrupt all jobs that have begun."""
+    def interrupt(self, reason: Callable[[], PilotfishError] = _stopped) -> None:
+        """Interrupt all jobs that have begun, and drop those that wait. reason: makes the error."""
         running = [lane.job for lane in self.lanes if lane.job is not None]
         for job in [*running, *self._queued()]:
-            self.give_up(job, DrainingError("The service stopped before the answer ended."))
-
-    def repeat_interrupts(self) -> None:
-        """Interrupt given-up jobs again: a device may have begun after the first interrupt.
-
-        Call it each second.
-        """
-        for lane in self.lanes:
-            if lane.job is not None and lane.job.given_up is not None:
-                lane.device.interrupt()
+            self.give_up(job, reason())
 
     def stuck(self, limit_s: float) -> list[int]:
         """List the lanes whose jobs have shown no sign of life for ``limit_s``.
@@ -287,7 +313,7 @@ class Lanes:
         """End the threads and close the devices; return False if a lane did not end in time."""
         until_s = time.monotonic() + limit_s
         for lane in self.lanes:
-            lane.take(None)
+            lane.end()
         for lane in self.lanes:
             lane.join(max(0.0, until_s - time.monotonic()))
             if not lane.is_alive():  # a lane that hangs still uses its device

@@ -20,6 +20,7 @@ from pilotfish.device_runtime.device_config import ServiceConfig
 from pilotfish.device_runtime.draft_source import DraftSource
 from pilotfish.device_runtime.record import Round
 from pilotfish.device_runtime.service.access import Access, api_keys
+from pilotfish.device_runtime.service.lanes import open_beside
 from pilotfish.device_runtime.service.tls import tls_context
 from pilotfish.device_runtime.texts.text_memory import OFF
 from pilotfish.engines.inspection import Inspection
@@ -133,11 +134,4 @@ def _devices(config: ServiceConfig, on_round: Callable[[Round], None]) -> list[D
         texts=config.texts,
         share_texts=config.share_texts,
     )
-    devices = [first]
-    try:
-        devices += [first.beside() for _ in range(config.lanes - 1)]
-    except BaseException:
-        for device in devices:
-            device.close()
-        raise
-    return devices
+    return open_beside(first, config.lanes)

@@ -223,7 +223,6 @@ class ServiceDaemon:
         feed_s = self._supervisor.feed_s
         pause_s = _TICK_S if feed_s is None else min(_TICK_S, feed_s / 2)
         while True:
-            self._lanes.repeat_interrupts()
             self._service.responses.expire()
             link, readings = self._service.link_status, self._service.link_state
             self.metrics.set_link(link, readings)
