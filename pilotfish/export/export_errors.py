@@ -15,3 +15,9 @@ class DownloadError(ExportError):
     """The source could not be downloaded; the message names alternatives."""
 
     exit_code = 69  # EX_UNAVAILABLE
+
+
+class CacheFullError(EngineError):
+    """The disk has no room for an artifact in the cache."""
+
+    exit_code = 74  # EX_IOERR
