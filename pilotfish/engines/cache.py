@@ -6,7 +6,6 @@ import os
 import stat
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -83,7 +82,7 @@ _used: dict[Path, int] = {}  # artifact's manifest → the descriptor that marks
 def use_until_exit(manifest: Path) -> bool:
     """Mark a cached artifact as in use until this process ends; return whether it still exists.
 
-    manifest: the artifact's manifest. Its access time becomes the time of the last use.
+    manifest: the artifact's manifest. The folder's time of change becomes the time of this use.
     """
     path = manifest.resolve()
     if path in _used and path.exists():
@@ -98,7 +97,7 @@ def use_until_exit(manifest: Path) -> bool:
         return False
     _used[path] = descriptor
     with suppress(OSError):  # another user's cache
-        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+        os.utime(path.parent)
     return True
 
 

@@ -21,3 +21,9 @@ class CacheFullError(EngineError):
     """The disk has no room for an artifact in the cache."""
 
     exit_code = 74  # EX_IOERR
+
+
+class ModelInUseError(EngineError):
+    """A process uses the artifact that should be removed."""
+
+    exit_code = 75  # EX_TEMPFAIL
