@@ -59,14 +59,15 @@ def _fetch(source: str, location: str, revision: str | None, wanted: Sequence[st
     )
 
     try:
-        return Path(
-            snapshot_download(
-                location,
-                revision=revision,
-                allow_patterns=list(wanted),
-                ignore_patterns=list(UNWANTED),
+        with _without_bars():
+            return Path(
+                snapshot_download(
+                    location,
+                    revision=revision,
+                    allow_patterns=list(wanted),
+                    ignore_patterns=list(UNWANTED),
+                )
             )
-        )
     except GatedRepoError:
         raise DownloadError(
             f"the model {source} is gated: accept its licence on the hub, then log in with `hf "
@@ -108,14 +109,27 @@ def _near_names(location: str) -> str:
 
 
 @contextmanager
-def _download_progress(location: str, commit: str, progress: Progress) -> Iterator[None]:
-    """Report the bytes of the model's files in the hub's cache as progress, inside the block."""
+def _without_bars() -> Iterator[None]:
+    """Let the hub's client draw no bars of its own inside the block."""
     from huggingface_hub.utils.tqdm import (
         are_progress_bars_disabled,
         disable_progress_bars,
         enable_progress_bars,
     )
 
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+@contextmanager
+def _download_progress(location: str, commit: str, progress: Progress) -> Iterator[None]:
+    """Report the bytes of the model's files in the hub's cache as progress, inside the block."""
     folder = _hub_cache() / f"models--{location.replace('/', '--')}" / "blobs"
     total = _download_bytes(location, commit)
     label = "download" if total is None else f"download, {total / 1e6:,.0f} MB"
@@ -126,8 +140,6 @@ def _download_progress(location: str, commit: str, progress: Progress) -> Iterat
             done = _folder_bytes(folder)
             progress(label, done if total is None else min(done, total), total)
 
-    silent = are_progress_bars_disabled()
-    disable_progress_bars()
     reporter = threading.Thread(target=report, name="download progress", daemon=True)
     reporter.start()
     try:
@@ -135,8 +147,6 @@ def _download_progress(location: str, commit: str, progress: Progress) -> Iterat
     finally:
         finished.set()
         reporter.join()
-        if not silent:
-            enable_progress_bars()
     if total is not None:
         progress(label, total, total)
 
