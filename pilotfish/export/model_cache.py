@@ -184,13 +184,17 @@ def _is_weights(path: Path) -> bool:
 
 def _unknown(name: str) -> ArtifactError:
     """Build the error for a name of nothing; it proposes names that are alike."""
-    import difflib
+    from difflib import get_close_matches
 
-    known = [*DEFAULTS, *(model.record.request.source for model in cached_models() if model.record)]
-    folder = Path(name).parent
+    sources = [model.record.request.source for model in cached_models() if model.record]
+    near = get_close_matches(name, [*DEFAULTS, *sources], 2)
+    path = Path(name)
     with suppress(OSError):
-        known += [str(folder / each) for each in sorted(os.listdir(folder))]
-    near = difflib.get_close_matches(name, list(dict.fromkeys(known)), 3)
+        near += [
+            str(path.parent / each)
+            for each in get_close_matches(path.name, os.listdir(path.parent), 2)
+        ]
+    near = list(dict.fromkeys(near))
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     return ArtifactError(
         f"{name!r} does not exist as a file or folder, and is neither {' nor '.join(DEFAULTS)}, "
