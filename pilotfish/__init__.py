@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pilotfish.edge_runtime.process import EdgeServer
     from pilotfish.engines.chat_formats.reader import ToolCall, Turn
     from pilotfish.engines.engine_errors import EngineError
+    from pilotfish.export.model_cache import fetch_model
     from pilotfish.speculation.logits_options import Grammar
     from pilotfish.wire.link.state import LinkState
 
@@ -65,6 +66,7 @@ _HOME = {
     "ToolCall": "pilotfish.engines.chat_formats.reader",
     "Turn": "pilotfish.engines.chat_formats.reader",
     "UnsupportedError": "pilotfish.base.errors",
+    "fetch_model": "pilotfish.export.model_cache",
 }
 
 __all__ = [
@@ -97,6 +99,7 @@ __all__ = [
     "Turn",
     "UnsupportedError",
     "__version__",
+    "fetch_model",
 ]
 
 

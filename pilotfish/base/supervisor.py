@@ -122,6 +122,11 @@ class Supervisor:
                 self._socket.sendto(lines.encode(), self._address)
 
 
+def extend_start(seconds: float) -> None:
+    """Request more time to start, counted from now, before the process has its `Supervisor`."""
+    Supervisor(os.environ.get("NOTIFY_SOCKET")).extend(seconds)
+
+
 def inherited_socket() -> int | None:
     """Return the descriptor of the socket that systemd opened for this process, or None."""
     pid = _number(os.environ.pop("LISTEN_PID", None))

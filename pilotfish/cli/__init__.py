@@ -17,7 +17,7 @@ from pilotfish.engines.engine_errors import EngineError
 # commands; each name is a module of this package
 _COMMANDS = (
     *("demo", "device", "edge", "probe", "field", "judge", "distill", "emulate", "export"),
-    *("bundle", "flash", "keys", "reload", "selftest"),
+    *("models", "bundle", "flash", "keys", "reload", "selftest"),
 )
 _PACKAGES = ("field", "judge")  # commands that are packages, with a module for each action
 _IO_ERROR = 74

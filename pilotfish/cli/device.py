@@ -122,7 +122,7 @@ def _run(args: argparse.Namespace) -> int:
     screen = AnswerScreen(quiet=args.json == "-")
     with ProgressDisplay() as display:
         config = structs.asdict(from_args(args, DeviceConfig))
-        config["draft"] = drafter_folder(config["draft"])
+        config["draft"] = drafter_folder(config["draft"], config["provider"])
         opened = Device(**config, on_fetch=partial(display.show, FETCHING))
     ends_by_loss = config["on_link_loss"] == "fail"
     with opened as device, _without_link_log(ends_by_loss and not args.verbose):
@@ -176,10 +176,17 @@ def _serve(args: argparse.Namespace) -> int:
             )
 
     def config_of(args: argparse.Namespace) -> ServiceConfig:
-        config = from_args(args, ServiceConfig, request=_defaults_of(args))
-        return structs.replace(config, draft=drafter_folder(config.draft))
+        return from_args(args, ServiceConfig, request=_defaults_of(args))
 
-    return serve(config_of(args), reread=lambda: config_of(reread_args(args)), announce=_announce)
+    named = config_of(args)
+    config = structs.replace(named, draft=drafter_folder(named.draft, named.provider))
+
+    def reread() -> ServiceConfig:
+        """Read the configuration again; another drafter needs a restart, so it is not looked up."""
+        now = config_of(reread_args(args))
+        return structs.replace(now, draft=config.draft) if now.draft == named.draft else now
+
+    return serve(config, reread=reread, announce=_announce)
 
 
 def _defaults_of(args: argparse.Namespace) -> Request:

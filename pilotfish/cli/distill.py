@@ -2,11 +2,13 @@
 
 import argparse
 
+from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pilotfish.base.progress import ProgressDisplay
+from pilotfish.cli.default_models import target_folder
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
@@ -62,6 +64,9 @@ def _run(args: argparse.Namespace) -> int:
     with export_tools():
         from pilotfish.lab.distill.running import distill
 
+    if settings.target is not None:
+        target = target_folder(settings.target, settings.provider)
+        settings = structs.replace(settings, target=target)
     with ProgressDisplay(waves={ANSWERS: settings.sessions}) as display:
         distilled = distill(settings, display.show)
     page = write(settings.folder, distilled)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pilotfish.cli import edge_worker
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
-from pilotfish.cli.default_models import target_folder
+from pilotfish.cli.default_models import drafter_folder, target_folder
 from pilotfish.cli.edge_parent import for_parent
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, choices_as
@@ -48,28 +48,33 @@ def add_to(commands: Commands) -> None:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    settings = from_args(args, EdgeConfig)
-    settings = replace(settings, target=target_folder(settings.target))
-    config = replace(settings, target=_first_stage(settings))
+    named = from_args(args, EdgeConfig)
+    config = replace(
+        named,
+        target=_first_stage(target_folder(named.target, named.provider), named.cluster.stages),
+        draft=None if named.draft is None else drafter_folder(named.draft, named.provider),
+    )
 
     def reread() -> EdgeConfig:
-        """Read the configuration again; keep the target's folder."""
+        """Read the configuration again; keep the folders of models whose names stayed.
+
+        Other models need a restart, so their names are not looked up: an export takes minutes.
+        """
         now = from_args(reread_args(args), EdgeConfig)
-        now = replace(now, target=target_folder(now.target))
-        same = (now.target, now.cluster.stages) == (settings.target, settings.cluster.stages)
-        return replace(now, target=config.target) if same else now
+        if (now.target, now.cluster.stages) == (named.target, named.cluster.stages):
+            now = replace(now, target=config.target)
+        return replace(now, draft=config.draft) if now.draft == named.draft else now
 
     if args.parent_fd is None:
         return serve(config, announce=_announce, reread=reread)
     return for_parent(partial(serve, config), args.parent_fd)
 
 
-def _first_stage(config: EdgeConfig) -> Path:
-    """Return the folder of the artifact to open.
+def _first_stage(folder: Path, stages: int) -> Path:
+    """Return the folder of the artifact to open: the target's, or its first stage's.
 
-    For a model in stages, the first stage's folder.
+    stages: number of stages of the target; a whole target is cut into these, in the cache.
     """
-    folder, stages = config.target, config.cluster.stages
     if stages == 1:
         return folder
     if (folder / "stage-1").is_dir():

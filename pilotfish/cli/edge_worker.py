@@ -4,7 +4,10 @@ import argparse
 import sys
 from functools import partial
 
+from msgspec.structs import replace
+
 from pilotfish.cli.configuration import ConfiguredParser, config_option
+from pilotfish.cli.default_models import target_folder
 from pilotfish.cli.edge_parent import for_parent
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.edge_runtime.edge_config import NodeConfig
@@ -40,6 +43,7 @@ def add_to(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
 
 def _worker(args: argparse.Namespace) -> int:
     config = from_args(args, NodeConfig)
+    config = replace(config, target=target_folder(config.target, config.provider))
     if args.parent_fd is not None:
         return for_parent(partial(serve_node, config), args.parent_fd)
     return serve_node(config, announce=_announce)

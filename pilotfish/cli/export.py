@@ -20,13 +20,17 @@ from pilotfish.cli import (
     export_list,
     export_split,
 )
+from pilotfish.cli.default_models import (
+    DEFAULT,
+    default_drafter,
+    default_target,
+    requested_folder,
+)
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, choices_of
-from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.engine_errors import ArtifactError
-from pilotfish.engines.manifest import GENAI, HEADS, LLAMACPP, Precision
-from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
+from pilotfish.engines.manifest import GENAI, LLAMACPP, Precision
+from pilotfish.export.model_cache import request_default
 
 if TYPE_CHECKING:
     from pilotfish.export.sources import WeightSource
@@ -142,34 +146,15 @@ def add_to(commands: Commands) -> None:
 
 
 def default_pair() -> tuple[Path, Path]:
-    """Return the default model as int4 drafter and as fp32 target; export missing artifacts.
-
-    The model's file has 4-bit blocks, which int4 keeps. So its α is higher than int8's, its pass
-    faster than that of stored, and int4 is the fastest drafter end to end (docs/engines.md).
-    """
-    return default_artifact("int4"), default_artifact("fp32")
+    """Return the default model as drafter and as target; export missing artifacts."""
+    return default_drafter(DEFAULT), default_target()
 
 
 def default_artifact(
     precision: Precision, first_layers: int | None = None, *, skipped_layers: Sequence[int] = ()
 ) -> Path:
     """Return the default model in this precision; export it if it is missing."""
-    # The name includes the head's precision: earlier versions, which rounded the head's weights a
-    # second time, wrote names without it.
-    head = f"-{HEADS[precision]}-head" if precision in HEADS else ""
-    layers = "" if first_layers is None else f"-{first_layers}-layers"
-    layers += f"-without-{'-'.join(map(str, skipped_layers))}" if skipped_layers else ""
-    # The name includes the dialect: environments with older runtimes may share the cache.
-    whole = precision in ("fp32", "fp16")
-    dialect = "-opset17" if whole and runtime_version() < OPSET24_SINCE else ""
-    path = export_list.artifacts_directory() / f"smollm2-135m-{precision}{head}{layers}{dialect}"
-    try:
-        Artifact.open(path)
-    except ArtifactError:
-        export_model(
-            "default", path, precision, "auto", first_layers, skipped_layers=skipped_layers
-        )
-    return path
+    return requested_folder(request_default(precision, first_layers, tuple(skipped_layers)))
 
 
 def export_model(

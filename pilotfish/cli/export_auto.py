@@ -12,6 +12,7 @@ from rich.table import Table
 
 from pilotfish.base.progress import ProgressDisplay
 from pilotfish.base.settings import setting
+from pilotfish.cli.default_models import target_folder
 from pilotfish.cli.extras import export_tools
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import EngineError
@@ -43,9 +44,10 @@ GROUP = setting(
 class TrialSettings(Struct, frozen=True, kw_only=True):
     """The target and the link of the trial that chooses a precision."""
 
-    target: Annotated[Path, setting("the target's artifact, to run here", metavar="DIR")] | None = (
-        None
-    )
+    target: (
+        Annotated[Path, setting("the target, as for `edge serve`, to run here", metavar="MODEL")]
+        | None
+    ) = None
     target_ms: (
         Annotated[
             float,
@@ -111,7 +113,7 @@ def export_fastest(out: Path, dialect: str, pair: TrialSettings, export: _Export
     )
     from pilotfish.lab.prompts import BUILT_IN
 
-    target = None if pair.target is None else Artifact.open(pair.target)
+    target = None if pair.target is None else Artifact.open(target_folder(pair.target))
     with replacing(out) as partial:
         folder = partial / "candidates"
         candidates = _export_candidates(folder, dialect, export)

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from pilotfish.base.progress import ProgressDisplay
 from pilotfish.base.settings import setting
+from pilotfish.cli.default_models import drafter_folder, target_folder
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.engines.artifact import Artifact
@@ -54,8 +55,12 @@ _HOPELESS = 1
 class BridgeSettings(EngineSettings, frozen=True, kw_only=True):
     """Settings of ``pilotfish export bridge``."""
 
-    draft: Annotated[Path, setting("the drafter's artifact", metavar="DRAFT", positional=True)]
-    target: Annotated[Path, setting("the target's artifact", metavar="TARGET", positional=True)]
+    draft: Annotated[
+        Path, setting("the drafter, as for `device run`", metavar="DRAFT", positional=True)
+    ]
+    target: Annotated[
+        Path, setting("the target, as for `edge serve`", metavar="TARGET", positional=True)
+    ]
     text: (
         Annotated[
             str,
@@ -85,7 +90,8 @@ def add_to(actions: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     settings = from_args(args, BridgeSettings)
-    drafter, target = Artifact.open(settings.draft), Artifact.open(settings.target)
+    drafter = Artifact.open(drafter_folder(settings.draft, settings.provider))
+    target = Artifact.open(target_folder(settings.target, settings.provider))
     drafter_manifest, target_manifest = drafter.manifest, target.manifest
     if (drafter_manifest.tokenizer_fingerprint, drafter_manifest.vocab_size) == (
         target_manifest.tokenizer_fingerprint,

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from pilotfish.base.progress import ProgressDisplay
 from pilotfish.base.settings import setting
+from pilotfish.cli.default_models import drafter_folder
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.engines.artifact import Artifact
@@ -100,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
         from pilotfish.cli import parser
 
         served = parser().parse_args(["device", "serve", "--config", str(settings.config)])
-        paths = (*paths, served.draft)
+        paths = (*paths, drafter_folder(served.draft, served.provider))
         slots, context = settings.slots or served.lanes, settings.context or served.context
     if not paths:
         args.usage("name an artifact, or a file by --config that names one")

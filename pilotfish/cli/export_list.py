@@ -15,14 +15,20 @@ from pilotfish.base.settings import setting
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands
-from pilotfish.engines.cache import cache_directory
 
 
 class ListSettings(Struct, frozen=True, kw_only=True):
     """Settings of ``pilotfish export list``."""
 
     folder: (
-        Annotated[Path, setting("folder to list (default: the cache's)", positional=True)] | None
+        Annotated[
+            Path,
+            setting(
+                "folder to list (default: this one; `pilotfish models list` lists the cache)",
+                positional=True,
+            ),
+        ]
+        | None
     ) = None
     supported: Annotated[
         bool, setting("list, instead, the classes of models that `export model` supports")
@@ -38,11 +44,6 @@ def add_to(actions: Commands) -> None:
     parser.set_defaults(run=_run, usage=parser.error)
 
 
-def artifacts_directory() -> Path:
-    """Return the cache's folder of artifacts."""
-    return cache_directory() / "artifacts"
-
-
 def _run(args: argparse.Namespace) -> int:
     from pilotfish.export.catalog import list_artifacts
 
@@ -51,7 +52,7 @@ def _run(args: argparse.Namespace) -> int:
         if settings.folder:
             args.usage("--supported lists classes of models and takes no folder")
         return _list_supported(settings)
-    folder = settings.folder or artifacts_directory()
+    folder = settings.folder or Path()
     entries = list_artifacts(folder)
     if settings.json:
         print(json.dumps(msgspec.to_builtins(entries), indent=2))

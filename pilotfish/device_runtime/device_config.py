@@ -19,10 +19,11 @@ class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
     draft: Annotated[
         Path,
         setting(
-            'folder of the drafter\'s artifact; "default", or "default-28" (without two layers): '
-            'the default model, exported on first use; "text": draft without a model, by repeating '
-            "what followed the same words before, in this or an earlier conversation",
-            metavar="DIR|default|text",
+            'the drafter: an artifact\'s folder; or "default", "default-28" (without two layers), '
+            "a hub id, a GGUF file or a checkpoint's folder, which is exported into the cache on "
+            'first use; or "text": draft without a model, by repeating what followed the same '
+            "words before, in this or an earlier conversation",
+            metavar="MODEL|text",
         ),
     ]
     draft_text: Annotated[

@@ -128,8 +128,9 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     target: Annotated[
         Path,
         setting(
-            'the target\'s artifact; "default": the default model, which is exported on first use',
-            metavar="DIR|default",
+            'the target: an artifact\'s folder; or "default", a hub id, a GGUF file or a '
+            "checkpoint's folder, which is exported into the cache on first use",
+            metavar="MODEL",
         ),
     ]
     federate: Annotated[
@@ -153,8 +154,9 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
         Path | None,
         setting(
             "run this drafter beside the target, for devices that use protocol ahead "
-            "(docs/operations.md); it must have the target's vocabulary (default: no drafter)",
-            metavar="DIR",
+            "(docs/operations.md); it must have the target's vocabulary; named like --target "
+            "(default: no drafter)",
+            metavar="MODEL",
         ),
     ] = None
     draft_threads: Annotated[
@@ -290,7 +292,11 @@ class NodeConfig(EngineSettings, frozen=True, kw_only=True):
 
     target: Annotated[
         Path,
-        setting("an artifact, or a stage of an artifact (pilotfish export split)", metavar="DIR"),
+        setting(
+            "an artifact, or a stage of an artifact (pilotfish export split); or a model that is "
+            "exported into the cache on first use, as for `edge serve`",
+            metavar="MODEL",
+        ),
     ]
     listen: _Listen = "tcp://127.0.0.1:7078"
     keys: _Keys | None = None

@@ -1,10 +1,13 @@
-"""The cache folder, for files that can be built or downloaded again, and atomic writes to it."""
+"""The cache folder, for files that can be built or downloaded again: writes, locks, use."""
 
+import fcntl
 import logging
 import os
 import stat
 import tempfile
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -50,6 +53,71 @@ def _temporary_folder() -> Path:
         folder,
     )
     return folder
+
+
+def artifacts_directory() -> Path:
+    """Return the cache's folder of artifacts."""
+    return cache_directory() / "artifacts"
+
+
+@contextmanager
+def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock file at `path` against other processes; a process's end frees it, too.
+
+    on_wait: called once if another process holds the lock, before waiting for it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+_used: dict[Path, int] = {}  # artifact's manifest → the descriptor that marks it as in use
+
+
+def use_until_exit(manifest: Path) -> bool:
+    """Mark a cached artifact as in use until this process ends; return whether it still exists.
+
+    manifest: the artifact's manifest. The folder's time of change becomes the time of this use.
+    """
+    path = manifest.resolve()
+    if path in _used and path.exists():
+        return True
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except OSError:
+        return False
+    if not path.exists():  # removed between the two calls
+        os.close(descriptor)
+        return False
+    _used[path] = descriptor
+    with suppress(OSError):  # another user's cache
+        os.utime(path.parent)
+    return True
+
+
+@contextmanager
+def unused(manifest: Path) -> Iterator[bool]:
+    """Yield whether no process uses a cached artifact; while it yields True, none begins to."""
+    try:
+        descriptor = os.open(manifest, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            free = True
+        except BlockingIOError:
+            free = False
+        yield free
+    finally:
+        os.close(descriptor)
 
 
 def replace_file(path: Path, *parts: bytes | memoryview, mode: int = 0o666) -> None:

@@ -25,7 +25,8 @@ from pilotfish.export.atomic import link_or_copy, replacing
 from pilotfish.export.chat_check import check_chat
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.manifest_writer import write_manifest
-from pilotfish.export.sources.default import DEFAULT, REQUIREMENT, fetch_default
+from pilotfish.export.source_names import DEFAULT, REQUIREMENT
+from pilotfish.export.sources.default import fetch_default
 from pilotfish.export.sources.fields import Fields
 from pilotfish.export.sources.gguf import gguf_vocabulary
 from pilotfish.export.sources.gguf_config import PRECISION_SUFFIX

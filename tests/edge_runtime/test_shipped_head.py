@@ -9,7 +9,8 @@ from pilotfish.cli.head_verdict import verdict
 from pilotfish.edge_runtime.head import DecisionHead
 from pilotfish.edge_runtime.head_file import DEFAULT_HEAD, SHIPPED_HEADS
 from pilotfish.engines.manifest import Manifest, Source
-from pilotfish.export.sources.default import MEMBER, MODEL_SHA256, REQUIREMENT
+from pilotfish.export.source_names import MODEL_SHA256, REQUIREMENT
+from pilotfish.export.sources.default import MEMBER
 
 
 def origin(skipped_layers: tuple[int, ...] = ()) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pilotfish.cli import export
+from pilotfish.export import model_cache
+from pilotfish.export.cached_models import folder_key
 from pilotfish.export.export_errors import DownloadError, ExportError
 from pilotfish.export.sources import open_source
 
@@ -67,13 +68,11 @@ def test_unwritable_cache(tmp_path: Path, monkeypatch: Any) -> None:
     ("precision", "shared"), [("fp32", False), ("fp16", False), ("int8", True)]
 )
 def test_runtimes_share_of_the_cache_what_both_can_run(
-    tmp_path: Path, monkeypatch: Any, precision: Any, shared: bool
+    monkeypatch: Any, precision: Any, shared: bool
 ) -> None:
     """An older one has no opset24, which "auto" takes for targets."""
-    monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path))
-    monkeypatch.setattr(export, "export_model", lambda *_, **__: None)
-    paths = set()
+    keys = set()
     for version in ((1, 23), (1, 31)):
-        monkeypatch.setattr(export, "runtime_version", lambda version=version: version)
-        paths.add(export.default_artifact(precision))
-    assert len(paths) == (1 if shared else 2)
+        monkeypatch.setattr(model_cache, "runtime_version", lambda version=version: version)
+        keys.add(folder_key(model_cache.request_default(precision), ""))
+    assert len(keys) == (1 if shared else 2)

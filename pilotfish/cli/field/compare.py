@@ -12,6 +12,7 @@ from rich.console import Console
 from pilotfish.base.errors import MalformedError, PairMismatchError, UnsupportedError
 from pilotfish.base.files import private_folder
 from pilotfish.base.progress import FETCHING, ProgressDisplay
+from pilotfish.cli.default_models import drafter_folder, target_folder
 from pilotfish.cli.field.compare_settings import CompareSettings
 from pilotfish.cli.field.comparison_tables import as_json, print_comparison
 from pilotfish.cli.flags import add_flags, from_args
@@ -74,10 +75,11 @@ def add_to(actions: Commands) -> None:
 def _run(args: argparse.Namespace) -> int:
     settings = from_args(args, CompareSettings)
     if not settings.drafters:
-        args.usage("name the drafters' artifacts: one folder or several")
+        args.usage("name the drafters: one or several")
     if settings.resume and settings.out is None:
         args.usage("--resume needs --out DIR, the folder with the answers so far")
-    names = list(dict.fromkeys(settings.drafters))
+    named = dict.fromkeys(settings.drafters)
+    names = [str(drafter_folder(Path(name), settings.provider)) for name in named]
     open_sources(names)  # fail now if an artifact is missing
     plan(Request(protocol=STREAM, temperature=settings.temperature, seed=settings.seed))
     questions = BUILT_IN if settings.prompts is None else read_questions(settings.prompts)
@@ -105,10 +107,10 @@ def _edge(settings: CompareSettings) -> Iterator[str]:
     if "://" in settings.target:
         yield settings.target
         return
-    check_head(Artifact.open(Path(settings.target)))  # fail now if the artifact is not a target
+    target = target_folder(Path(settings.target), settings.provider)
+    check_head(Artifact.open(target))  # fail now if the artifact is not a target
     print_ = Console(stderr=True, highlight=False).print
     print_(f"serving {settings.target} …", markup=False, soft_wrap=True)
-    target = Path(settings.target)
     with serving(target, threads=settings.threads, provider=settings.provider) as address:
         yield address
 

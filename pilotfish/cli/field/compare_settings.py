@@ -23,7 +23,8 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
     drafters: Annotated[
         tuple[str, ...],
         setting(
-            "artifacts of drafters; or text: drafts by repetitions of the text, without a model",
+            "drafters, named as for `device run`: artifacts, models that are exported into the "
+            "cache on first use; or text: drafts by repetitions of the text, without a model",
             metavar="DRAFTER",
             positional=True,
         ),
@@ -31,9 +32,9 @@ class CompareSettings(EngineSettings, frozen=True, kw_only=True):
     target: Annotated[
         str,
         setting(
-            "the target's artifact, which this command then serves; or the address of a "
-            "running edge, tcp://HOST:PORT",
-            metavar="DIR|ADDRESS",
+            "the target, as for `edge serve`, which this command then serves; or the address of "
+            "a running edge, tcp://HOST:PORT",
+            metavar="MODEL|ADDRESS",
         ),
     ]
     keys: EdgeKeys | None = None

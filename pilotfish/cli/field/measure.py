@@ -19,6 +19,7 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.progress import FETCHING, ProgressDisplay
 from pilotfish.base.settings import settings as settings_of
 from pilotfish.base.version import SOFTWARE
+from pilotfish.cli.default_models import drafter_folder
 from pilotfish.cli.field.axis_flags import add_axes, values_of
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import (
@@ -245,6 +246,8 @@ def _endpoints(
 ) -> tuple[Path, str | None, Path | None]:
     """Return the drafter's path, the edge's address and the folder of keys."""
     draft, edge, keys = arguments.draft, arguments.edge, arguments.keys
+    if draft is not None:
+        draft = drafter_folder(draft, settings.provider)
     if resumed is not None:
         draft = draft or Path(resumed.draft_path)
         edge = resumed.edge
@@ -252,7 +255,7 @@ def _endpoints(
     if draft is None:
         if arguments.resume and not has_begun(arguments.out):
             raise UnsupportedError(f"There is no run file {arguments.out} to resume.")
-        raise UnsupportedError("No drafter is named: name the folder of its artifact by --draft.")
+        raise UnsupportedError("No drafter is named: name it by --draft.")
     if edge is None and matrix.needs_edge(settings):
         raise UnsupportedError("No edge is named: name its address by --edge tcp://HOST:PORT.")
     return draft, edge, keys

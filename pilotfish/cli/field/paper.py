@@ -76,8 +76,8 @@ def _add_measuring(paper: argparse.ArgumentParser) -> None:
         "this pair); after an interruption, the same command continues",
     )
     note = "(default: the one of `pilotfish demo`; wisv: of `pilotfish demo wisv`)"
-    group.add_argument("--draft", type=Path, metavar="DIR", help=f"the drafter's artifact {note}")
-    group.add_argument("--target", type=Path, metavar="DIR", help=f"the target's artifact {note}")
+    group.add_argument("--draft", type=Path, metavar="MODEL", help=f"the drafter {note}")
+    group.add_argument("--target", type=Path, metavar="MODEL", help=f"the target {note}")
     group.add_argument(
         "--head", metavar="NAME", help="wisv: the decision head of the pair (default: the shipped)"
     )
@@ -85,8 +85,8 @@ def _add_measuring(paper: argparse.ArgumentParser) -> None:
         "--worker",
         type=Path,
         action="append",
-        metavar="DIR",
-        help="specfed: the artifact of the second worker, beside the target; may be repeated, each "
+        metavar="MODEL",
+        help="specfed: the second worker, beside the target; may be repeated, each "
         "is an experiment of its own (default: the default model in int8, with all of its layers "
         f"and with the first {_CUT_TO})",
     )
@@ -194,7 +194,7 @@ def _measure(
                 seed=seed,
                 threads=args.threads,
                 report=display.show,
-                workers=lambda: args.worker or _default_workers(),
+                workers=lambda: [*map(target_folder, args.worker or ())] or _default_workers(),
                 judge=judge,
             )
             place = args.paper, figure, bench, args.save or Path(), _command(args, figure)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.progress import ProgressDisplay
+from pilotfish.cli.default_models import drafter_folder, target_folder
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.cli.summary import add_rows
@@ -85,7 +86,8 @@ def _run(args: argparse.Namespace) -> int:
     settings = from_args(args, CalibrateSettings)
     expect_writable(settings.out)
     prompts = _prompts(settings)
-    opened = OpenPair(settings.draft, settings.target)
+    pair = drafter_folder(settings.draft), target_folder(settings.target)
+    opened = OpenPair(*pair)
     screen = Console(stderr=True, highlight=False, soft_wrap=True)
     context = min(settings.context, opened.context)
     fitting = select_fitting(prompts, opened.vocabularies, settings.max_tokens, context)

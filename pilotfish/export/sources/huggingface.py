@@ -20,6 +20,7 @@ from pilotfish.engines.manifest import Source
 from pilotfish.engines.vocabulary import Vocabulary
 from pilotfish.export.blocks import Quantized
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.source_names import CONFIG
 from pilotfish.export.sources.checkpoint import Checkpoint
 from pilotfish.export.sources.directory_vocabulary import read_vocabulary
 from pilotfish.export.sources.huggingface_config import Description
@@ -36,7 +37,6 @@ from pilotfish.export.sources.wrapped import check_logits, text_config, text_wei
 from pilotfish.export.weights import EMBEDDING, HEAD, LAYER, wildcard_name
 
 log = logging.getLogger("pilotfish.export")
-CONFIG = "config.json"
 # Name suffixes of tensors in old checkpoints that are computed, not learned.
 COMPUTED = (".rotary_emb.inv_freq",)
 

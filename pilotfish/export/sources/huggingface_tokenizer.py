@@ -22,6 +22,7 @@ from pilotfish.base.reading import read_text, reading_file
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.tokenizer import Tokenizer, converting_errors
 from pilotfish.export.export_errors import ExportError
+from pilotfish.export.source_names import NAMED_TEMPLATES
 from pilotfish.export.sources.json_object import read_object
 from pilotfish.export.sources.mapped_file import refuse_pointer
 from pilotfish.export.tokenizers.added import complete, read_added
@@ -32,7 +33,6 @@ from pilotfish.export.tokenizers.tekken import tekken_tokenizer_json
 
 log = logging.getLogger("pilotfish.export")
 TEMPLATE = "chat_template.jinja"
-NAMED_TEMPLATES = "additional_chat_templates"
 DEFAULT = "default"
 
 # (files, function that converts them to a tokenizer.json); the first entry with all files present

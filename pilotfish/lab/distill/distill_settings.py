@@ -61,8 +61,8 @@ class DistillSettings(EngineSettings, frozen=True, kw_only=True):
         Annotated[
             Path,
             setting(
-                "the target's artifact; this command serves it on this machine",
-                metavar="DIR",
+                "the target, as for `edge serve`; this command serves it on this machine",
+                metavar="MODEL",
                 exclusive="target",
             ),
         ]

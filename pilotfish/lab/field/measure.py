@@ -62,7 +62,9 @@ class MeasureSettings(Struct, frozen=True, kw_only=True):
 
     out: Annotated[Path, setting("the run file", metavar="RUN.pilotfish")]
     resume: Annotated[bool, setting("resume the run in the run file, if that file exists")] = False
-    draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")] | None = None
+    draft: (
+        Annotated[Path, setting("the drafter, as for `device run`", metavar="MODEL|text")] | None
+    ) = None
     edge: (
         Annotated[
             str,

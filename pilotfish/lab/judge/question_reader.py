@@ -34,8 +34,8 @@ from pilotfish.lab.pairs import most_tokens
 class PairSettings(EngineSettings, frozen=True, kw_only=True):
     """The options of a pair of models: artifacts, number of questions, slots and context."""
 
-    draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")]
-    target: Annotated[Path, setting("target's artifact", metavar="DIR")]
+    draft: Annotated[Path, setting("the drafter, as for `device run`", metavar="MODEL")]
+    target: Annotated[Path, setting("the target, as for `edge serve`", metavar="MODEL")]
     count: Annotated[int, setting("use only the first N questions (default: all)", ge=1)] | None = (
         None
     )

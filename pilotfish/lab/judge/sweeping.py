@@ -79,8 +79,12 @@ def _pairs(text: str, what: str, example: str) -> list[tuple[float, float]]:
 class SweepSettings(EngineSettings, frozen=True, kw_only=True):
     """Options of ``pilotfish judge sweep``; ``report`` needs no other option."""
 
-    draft: Annotated[Path, setting("drafter's artifact", metavar="DIR")] | None = None
-    target: Annotated[Path, setting("target's artifact", metavar="DIR")] | None = None
+    draft: Annotated[Path, setting("the drafter, as for `device run`", metavar="MODEL")] | None = (
+        None
+    )
+    target: Annotated[Path, setting("the target, as for `edge serve`", metavar="MODEL")] | None = (
+        None
+    )
     heads: Annotated[
         tuple[str, ...],
         setting(
