@@ -1,4 +1,4 @@
-"""The README's recording: a real chat in a pseudo-terminal, whose link the emulator breaks."""
+"""The README's recording: a real chat in a pseudo-terminal, texts link the emulator breaks."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ def origins(drawing: ElementTree.Element) -> list[str]:
 def test_the_drafter_goes_on_alone_and_the_target_takes_over_again(
     drawn: ElementTree.Element,
 ) -> None:
-    whose = origins(drawn)
-    first, last = whose.index("local"), len(whose) - 1 - whose[::-1].index("local")
-    assert "target" in whose[:first]
-    assert "target" in whose[last:]
+    texts = origins(drawn)
+    first, last = texts.index("local"), len(texts) - 1 - texts[::-1].index("local")
+    assert "target" in texts[:first]
+    assert "target" in texts[last:]
 
 
 def test_each_text_appears_when_it_was_written(drawn: ElementTree.Element) -> None:
     style = next(drawn.iter("{http://www.w3.org/2000/svg}style")).text or ""
-    shown = [
+    times = [
         (int(number), float(share))
         for number, share in re.findall(
             r"@keyframes t(\d+)\{0%\{visibility:hidden\}([\d.]+)%", style
         )
     ]
-    assert len(shown) > 5
-    assert shown == sorted(shown)
-    assert [share for _, share in shown] == sorted(share for _, share in shown)
+    assert len(times) > 5
+    assert times == sorted(times)
+    assert [share for _, share in times] == sorted(share for _, share in times)
 
 
 def test_the_shipped_recording_is_one_of_these() -> None:
-    whose = origins(ElementTree.parse(ROOT / "docs" / "link-loss.svg").getroot())
-    first, last = whose.index("local"), len(whose) - 1 - whose[::-1].index("local")
-    assert "target" in whose[:first]
-    assert "target" in whose[last:]
+    texts = origins(ElementTree.parse(ROOT / "docs" / "link-loss.svg").getroot())
+    first, last = texts.index("local"), len(texts) - 1 - texts[::-1].index("local")
+    assert "target" in texts[:first]
+    assert "target" in texts[last:]
