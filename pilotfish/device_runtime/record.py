@@ -199,6 +199,7 @@ class Generation:
 
     parts: the text as parsed by the target's chat format: words, thought, calls. prompt_logprobs:
     one for each token of the prompt (``prompt_ids``), if requested; None for the first.
+    cached_tokens: number of the prompt's first tokens that were not read again.
 
     link: the link's state when the answer began; None without an edge. choice: the choice of
     protocol "auto"; None for other protocols. probing: the cost of measuring the link for this
@@ -220,6 +221,7 @@ class Generation:
     parts: list[TurnPart] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     prompt_ids: Sequence[int] = ()
+    cached_tokens: int = 0
 
     @property
     def turn(self) -> Turn:
