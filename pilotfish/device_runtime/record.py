@@ -200,6 +200,7 @@ class Generation:
 
     parts: the text as parsed by the target's chat format: words, thought, calls. prompt_logprobs:
     one for each token of the prompt (``prompt_ids``), if requested; None for the first.
+    cached_tokens: number of the prompt's first tokens that were not read again.
 
     stop_string: the stop string that ended the answer; None if something else ended it.
 
@@ -227,6 +228,7 @@ class Generation:
     predicted_tokens: int = 0
     accepted_prediction_tokens: int = 0
     stop_string: str | None = None
+    cached_tokens: int = 0
 
     @property
     def turn(self) -> Turn:

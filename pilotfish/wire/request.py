@@ -119,11 +119,13 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
     64. They send up to V tokens of each distribution, 2¹⁸ in a window. A temperature of None is not
     stated (`device_runtime.default_temperature`). logit_bias, penalties, grammar: applied to both
     ends' logits (`LogitsOptions`). seed: 0 ≤ seed < 2⁶³; None: random. options: the protocols' own
-    options, by name; options of other protocols have no effect. logprobs: return the
-    log-probabilities of each token and of this number of likeliest tokens. prompt_logprobs: the
-    same for the prompt's tokens, from unprocessed logits. prediction: text, or ids of the target,
-    that the answer is expected to resemble: drafts are taken from it, and a wrong one changes no
-    token of the answer. A lossy protocol may accept drafts of it that the target would not choose.
+    options, by name; options of other protocols have no effect. ignore_eos: the target's end
+    tokens do not end the answer. stop_token_ids: further tokens that end it, as end tokens do.
+    logprobs: return the log-probabilities of each token and of this number of likeliest tokens.
+    prompt_logprobs: the same for the prompt's tokens, from unprocessed logits. prediction: text, or
+    ids of the target, that the answer is expected to resemble: drafts are taken from it, and a
+    wrong one changes no token of the answer. A lossy protocol may accept drafts of it that the
+    target would not choose.
     """
 
     protocol: (
@@ -314,6 +316,10 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
         StopTexts,
         setting("stop at this text; may be repeated", repeat=True, metavar="TEXT"),
     ] = ()
+    ignore_eos: Annotated[bool, setting("", http="body")] = False
+    stop_token_ids: Annotated[
+        Sequence[Annotated[int, Meta(ge=0, le=_U31)]], _MOST_ITEMS, setting("", http="body")
+    ] = ()
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     prediction: str | Sequence[int] = ""
@@ -405,6 +411,8 @@ class Options(TypedDict, total=False):
     draft_top_p: float | None
     seed: int | None
     stop: Sequence[str]
+    ignore_eos: bool
+    stop_token_ids: Sequence[int]
     prediction: str | Sequence[int] | None
     options: "ProtocolOptions | None"
 

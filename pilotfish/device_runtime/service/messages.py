@@ -12,7 +12,8 @@ import msgspec
 
 from pilotfish.bridge import Talk
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.service.body import BodyFields, FlatFormat, Values, read_body
+from pilotfish.device_runtime.service.body import STRICT, BodyFields, FlatFormat, read_body
+from pilotfish.device_runtime.service.field_check import IgnoredFields, RequestFields, Values
 from pilotfish.device_runtime.service.messages_input import (
     MessageItem,
     TextBlock,
@@ -21,7 +22,15 @@ from pilotfish.device_runtime.service.messages_input import (
 from pilotfish.device_runtime.service.openai import MESSAGES, CompletionRequest, checked_request
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.device_runtime.service.tokens import prompt_ids
-from pilotfish.device_runtime.service.tools import FunctionFields, read_tools
+from pilotfish.device_runtime.service.tools import (
+    NO_CHOICE,
+    TOOL_NOTES,
+    FunctionFields,
+    ToolChoice,
+    ToolFields,
+    functions_of,
+    read_tools,
+)
 from pilotfish.engines.chat_formats import Tools
 from pilotfish.engines.chat_formats.tools import MOST_TOOLS, NONE, REQUIRED
 from pilotfish.wire.request import MaxTokens, Request, StopTexts
@@ -32,22 +41,29 @@ _ABSENT = msgspec.Raw()
 _CHOICES = {"any": REQUIRED, "none": NONE}
 
 
-class _Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A function. The undecoded fields are ignored: they say who calls it, and when."""
+class _Tool(RequestFields, kw_only=True):
+    """A function; or, of a type other than "custom", a tool that Anthropic's servers run."""
+
+    inert: ClassVar[frozenset[str]] = TOOL_NOTES | {"input_examples"}
 
     name: str
-    input_schema: msgspec.Raw
-    type: Literal["custom"] | None = None
+    input_schema: msgspec.Raw = _ABSENT
+    type: str | None = None
     description: str | None = None
     strict: bool | None = None
-    allowed_callers: msgspec.Raw = _ABSENT
-    cache_control: msgspec.Raw = _ABSENT
-    defer_loading: msgspec.Raw = _ABSENT
-    eager_input_streaming: msgspec.Raw = _ABSENT
-    input_examples: msgspec.Raw = _ABSENT
+
+    def __post_init__(self) -> None:
+        """Refuse a function without a schema."""
+        if self.is_function and self.input_schema == _ABSENT:
+            raise ValueError("A tool needs input_schema")
+
+    @property
+    def is_function(self) -> bool:
+        """Whether the client runs the tool."""
+        return self.type in (None, "custom")
 
 
-class _ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+class _ToolChoice(RequestFields):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -58,17 +74,17 @@ class _ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
             raise ValueError("A tool_choice has a name if, and only if, its type is tool")
 
 
-class _Thinking(msgspec.Struct, forbid_unknown_fields=True):
+class _Thinking(RequestFields):
     """Whether the model thinks first; adaptive: as it does by default.
 
-    budget_tokens is ignored: thoughts count as part of the answer. display: omitted: thoughts are
-    sent empty. block_binding is ignored, since thoughts that come back are not verified.
+    display: omitted: thoughts are sent empty. The budget has no effect, since thoughts count as
+    part of the answer; nor has block_binding, since thoughts that come back are not verified.
     """
 
+    inert: ClassVar[frozenset[str]] = frozenset(("block_binding", "budget_tokens"))
+
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
-    block_binding: msgspec.Raw = _ABSENT
 
     @property
     def wanted(self) -> bool | None:
@@ -76,30 +92,29 @@ class _Thinking(msgspec.Struct, forbid_unknown_fields=True):
         return {"enabled": True, "adaptive": None, "disabled": False}[self.type]
 
 
-class _OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """The answer's format. The undecoded fields are ignored: models here have no such settings."""
+class _OutputConfig(RequestFields):
+    """The answer's format. Models here have no settings of effort and budget."""
 
-    effort: msgspec.Raw = _ABSENT
-    task_budget: msgspec.Raw = _ABSENT
+    inert: ClassVar[frozenset[str]] = frozenset(("effort", "task_budget"))
+
     format: FlatFormat | None = None
 
 
 class _PromptBody(BodyFields, kw_only=True):
     """The fields of a prompt, and others that clients repeat when they count its tokens."""
 
-    inert: ClassVar[frozenset[str]] = frozenset(
-        (
-            "cache_control",
-            "context_management",  # would shorten conversations that are too long
-            "diagnostics",
-            "fallbacks",  # names of other models
-            "inference_geo",
-            "metadata",
-            "service_tier",
-            "speed",
-        )
-    )
-    neutral: ClassVar[Values] = {"container": (None,), "mcp_servers": (None, [])}
+    inert: ClassVar[frozenset[str]] = BodyFields.inert | {
+        "context_management",  # would shorten conversations that are too long
+        "diagnostics",
+        "fallbacks",  # names of other models
+        "inference_geo",
+        "speed",
+    }
+    neutral: ClassVar[Values] = {
+        **BodyFields.neutral,
+        "container": (None,),
+        "mcp_servers": (None, []),
+    }
 
     messages: Annotated[list[MessageItem], msgspec.Meta(min_length=1, max_length=MESSAGES)]
     system: str | list[TextBlock] | None = None
@@ -124,9 +139,14 @@ class MessageRequest:
     hides_thoughts: bool
 
 
-def message_request(body: bytes, defaults: Request) -> MessageRequest:
-    """Read a ``POST /v1/messages``. defaults: the service's own options."""
-    fields = read_body(body, _MessagesBody)
+def message_request(
+    body: bytes, defaults: Request, ignored: IgnoredFields = STRICT
+) -> MessageRequest:
+    """Read a ``POST /v1/messages``.
+
+    defaults: the service's own options. ignored: as in `read_body`.
+    """
+    fields = read_body(body, _MessagesBody, ignored)
     if fields.stop_sequences is not None:
         fields.stop = fields.stop_sequences
     format = fields.output_format
@@ -135,7 +155,7 @@ def message_request(body: bytes, defaults: Request) -> MessageRequest:
     completion = checked_request(
         fields,
         chat=True,
-        prompt=_talk_of(fields),
+        prompts=[_talk_of(fields, ignored)],
         most=fields.max_tokens,
         defaults=defaults,
         format=format,
@@ -153,10 +173,10 @@ def message_request(body: bytes, defaults: Request) -> MessageRequest:
     )
 
 
-def count_request(body: bytes) -> tuple[str | None, Talk]:
+def count_request(body: bytes, ignored: IgnoredFields = STRICT) -> tuple[str | None, Talk]:
     """Read a ``POST /v1/messages/count_tokens``: (the model's name, the talk)."""
-    fields = read_body(body, _PromptBody)
-    return fields.model, _talk_of(fields)
+    fields = read_body(body, _PromptBody, ignored)
+    return fields.model, _talk_of(fields, ignored)
 
 
 def count_response(device: Device, talk: Talk) -> Body:
@@ -164,7 +184,7 @@ def count_response(device: Device, talk: Talk) -> Body:
     return {"input_tokens": len(prompt_ids(device, talk, chat=True))}
 
 
-def _talk_of(fields: _PromptBody) -> Talk:
+def _talk_of(fields: _PromptBody, ignored: IgnoredFields) -> Talk:
     if bytes(memoryview(fields.thread)[:4]) not in (b"", b"null"):
         raise RefusalError(
             400,
@@ -175,15 +195,23 @@ def _talk_of(fields: _PromptBody) -> Talk:
         )
     thinking = None if fields.thinking is None else fields.thinking.wanted
     messages = conversation_of(fields.system, fields.messages)
-    return Talk(messages, _tools_of(fields.tools, fields.tool_choice), thinking)
+    return Talk(messages, _tools_of(fields.tools or (), fields.tool_choice, ignored), thinking)
 
 
-def _tools_of(tools: "Sequence[_Tool] | None", choice: _ToolChoice | None) -> Tools | None:
-    functions = [
-        FunctionFields(tool.name, tool.description, tool.input_schema, tool.strict)
-        for tool in tools or ()
-    ]
+def _tools_of(
+    tools: Sequence[_Tool], choice: _ToolChoice | None, ignored: IgnoredFields
+) -> Tools | None:
+    functions = functions_of(
+        [
+            ToolFields(
+                "function" if tool.is_function else str(tool.type),
+                FunctionFields(tool.name, tool.description, tool.input_schema, tool.strict),
+            )
+            for tool in tools
+        ],
+        ignored,
+    ).values()
     if choice is None:
-        return read_tools(functions, None, None)
+        return read_tools(functions, NO_CHOICE)
     named = choice.name or _CHOICES.get(choice.type)
-    return read_tools(functions, named, choice.disable_parallel_tool_use is not True)
+    return read_tools(functions, ToolChoice(named), choice.disable_parallel_tool_use is not True)
