@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     questions = PROMPTS[: max(2, args.edits // 4)]
     steps = Steps(len(wanted) + len(questions))
     rows: Rows = []
-    asked: Rows = []
+    others: Rows = []
     theirs, ours = split_cpus()
     hints = {"protocol": "ahead", "hints": "edge"}
     with ExitStack() as stack:
@@ -227,19 +227,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "wrong": {**hints, "prediction": wanted[turn % len(wanted)].old},
                 "none": hints,
             }
-            asked.append(bench.run_ways(question, ways, turn, min(args.tokens or 128, 128)))
-    show(args, "questions", ("tokens", "tokens_per_s", *ratios("wrong", "none"), "gap"), asked)
+            others.append(bench.run_ways(question, ways, turn, min(args.tokens or 128, 128)))
+    show(args, "questions", ("tokens", "tokens_per_s", *ratios("wrong", "none"), "gap"), others)
     goals = [
         at_least("a right prediction: times stream, median", _median(rows, "right"), 2.5),
         at_least(
             "a wrong prediction, over none, median",
-            statistics.median(row["wrong"] / row["none"] for row in (*rows, *asked)),
+            statistics.median(row["wrong"] / row["none"] for row in (*rows, *others)),
             0.98,
         ),
-        at_least("a wrong prediction, questions: times stream", _median(asked, "wrong"), 0.98),
+        at_least("a wrong prediction, questions: times stream", _median(others, "wrong"), 0.98),
         at_most(
             "the largest gap where an answer parts from stream's text, logits",
-            max(row["gap"] for row in (*rows, *asked)),
+            max(row["gap"] for row in (*rows, *others)),
             GAP,
         ),
     ]
