@@ -1,9 +1,9 @@
 """A predicted answer against `stream`: edits of real files, with the old text as the prediction.
 
-    python benchmarks/prediction.py --target DIR [--edits N] [--tokens N] [--rtt MS] [--json PATH]
-        [--quick]
+    python benchmarks/prediction.py --target DIR [--edits N] [--lines N] [--tokens N] [--rtt MS]
+        [--json PATH] [--quick]
 
-Each edit asks the target to repeat 200 lines of a module of Python's standard library with one
+Each edit asks the target to repeat ``--lines`` of a module of Python's standard library with one
 change: a function renamed, removed, described in German, with one more argument, or with a comment
 before it. The lines begin a little before the module's first function, and the answer is cut after
 ``--tokens`` (0: not at all), so that it has the place of the edit. Each end has cores of its own
@@ -56,7 +56,7 @@ from pilotfish.device_runtime.texts.text_memory import OFF
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.engines.onnx_decoder import Decoder
 
-LINES, BEFORE = 200, 3  # lines of a file, and those of them that are before its first function
+BEFORE = 3  # lines of a file that are before its first function
 GAP = 0.05  # logits; of targets in int8, whose passes over several tokens round differently
 MODULES = [
     "textwrap",
@@ -99,21 +99,21 @@ class Edit(NamedTuple):
     other: str
 
 
-def excerpt(module: str) -> tuple[str, str]:
-    """Return some 200 lines of a module's source, and the name of their first function."""
+def excerpt(module: str, length: int) -> tuple[str, str]:
+    """Return so many lines of a module's source, and the name of their first function."""
     lines = inspect.getsource(import_module(module)).splitlines(keepends=True)
     first = next(at for at, line in enumerate(lines) if re.match(r"\s*def \w", line))
     name = re.split(r"def |\(", lines[first])[1]
     begin = max(0, first - BEFORE)
-    return "".join(lines[begin : begin + LINES]), name
+    return "".join(lines[begin : begin + length]), name
 
 
-def edits(count: int) -> list[Edit]:
+def edits(count: int, length: int) -> list[Edit]:
     """Return the edits, of each kind in turn."""
     made = []
     for at, module in enumerate(MODULES[:count]):
-        old, name = excerpt(module)
-        other, _ = excerpt(MODULES[(at + 7) % len(MODULES)])
+        old, name = excerpt(module, length)
+        other, _ = excerpt(MODULES[(at + 7) % len(MODULES)], length)
         kind = [*EDITS][at % len(EDITS)]
         prompt = (
             f"{EDITS[kind].format(name=name)} Write the whole file with this change, and nothing "
@@ -189,16 +189,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--target", type=Path, metavar="DIR", required=True, help="the artifact of a coder"
     )
     parser.add_argument("--edits", type=int, default=20, help="of 20 (%(default)s)")
+    parser.add_argument("--lines", type=int, default=200, help="of a file (%(default)s)")
     parser.add_argument("--tokens", type=int, default=320, help="of an answer (%(default)s)")
     parser.add_argument("--rtt", type=float, default=50.0, metavar="MS", help="(%(default)s)")
     args = parser.parse_args(argv)
     if args.quick:
-        args.edits, args.tokens = 3, 96
-    wanted = edits(args.edits)
+        args.edits, args.lines, args.tokens = 3, 60, 96
+    wanted = edits(args.edits, args.lines)
     questions = PROMPTS[: max(2, args.edits // 4)]
     steps = Steps(len(wanted) + len(questions))
     rows: Rows = []
-    asked: Rows = []
+    others: Rows = []
     theirs, ours = split_cpus()
     hints = {"protocol": "ahead", "hints": "edge"}
     with ExitStack() as stack:
@@ -208,7 +209,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         link = stack.enter_context(Emulator(edge.endpoint, Conditions(rtt_s=args.rtt * 1e-3)))
         stack.enter_context(pinned(ours))
-        device = stack.enter_context(Device("text", link.endpoint, folder, threads=1, texts=OFF))
+        device = stack.enter_context(
+            Device(
+                "text", link.endpoint, folder, threads=1, texts=OFF,
+                on_link_loss="wait", patience_s=1800,
+            )
+        )  # fmt: skip
         bench = Bench(device, edge.pid, args.target, args.tokens)
         for turn, edit in enumerate(wanted):
             steps.next(f"{edit.kind} in {edit.module}")
@@ -227,19 +233,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "wrong": {**hints, "prediction": wanted[turn % len(wanted)].old},
                 "none": hints,
             }
-            asked.append(bench.run_ways(question, ways, turn, min(args.tokens or 128, 128)))
-    show(args, "questions", ("tokens", "tokens_per_s", *ratios("wrong", "none"), "gap"), asked)
+            others.append(bench.run_ways(question, ways, turn, min(args.tokens or 128, 128)))
+    show(args, "questions", ("tokens", "tokens_per_s", *ratios("wrong", "none"), "gap"), others)
     goals = [
         at_least("a right prediction: times stream, median", _median(rows, "right"), 2.5),
         at_least(
             "a wrong prediction, over none, median",
-            statistics.median(row["wrong"] / row["none"] for row in (*rows, *asked)),
+            statistics.median(row["wrong"] / row["none"] for row in (*rows, *others)),
             0.98,
         ),
-        at_least("a wrong prediction, questions: times stream", _median(asked, "wrong"), 0.98),
+        at_least("a wrong prediction, questions: times stream", _median(others, "wrong"), 0.98),
         at_most(
             "the largest gap where an answer parts from stream's text, logits",
-            max(row["gap"] for row in (*rows, *asked)),
+            max(row["gap"] for row in (*rows, *others)),
             GAP,
         ),
     ]

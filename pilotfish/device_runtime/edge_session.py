@@ -166,7 +166,7 @@ class EdgeSession:
             keep=self._edge_length,
             hash=self._committed.hash_at(self._edge_length),
             conditions=self._conditions,
-            predicted=len(prediction),
+            predicted=len(prediction) or None,
             **begin_fields(request, self._prompt_length),
         )
         self._begin_length = len(self._committed)

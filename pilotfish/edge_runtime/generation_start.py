@@ -104,7 +104,7 @@ class GenerationStarter:
     def _check(self, begin: m.Begin, envelope: Envelope) -> GenerationSpec:
         """Check a `Begin` without its session, and decode its frames."""
         constrained = begin.shape is not None and begin.shape.grammar != ""
-        check_frame_count(envelope.frames, 1 + constrained + (begin.predicted > 0))
+        check_frame_count(envelope.frames, 1 + constrained + (begin.predicted is not None))
         frame = envelope.frames[0]
         length = begin.keep + count_ids(frame, self._vocab)
         if length >= self._limits.context:  # check before the ids are decoded, which costs more
@@ -123,7 +123,7 @@ class GenerationStarter:
             raise MalformedError(
                 f"These are no options of {STREAM}: it has no option {min(request.options)!a}."
             )
-        if begin.predicted and (protocol is None or not protocol.streams):
+        if begin.predicted is not None and (protocol is None or not protocol.streams):
             raise MalformedError(f"Protocol {begin.protocol} takes no prediction.")
         if length == 0:
             raise MalformedError("A generation needs at least one token to start from.")
@@ -135,7 +135,7 @@ class GenerationStarter:
 
     def _decode_prediction(self, begin: m.Begin, frame: m.Buffer) -> Ids:
         """Decode the predicted ids u32 [n]; none if the `Begin` has no prediction."""
-        if not begin.predicted:
+        if begin.predicted is None:
             return NO_IDS
         if begin.predicted > self._limits.context:
             raise TooLargeError(

@@ -35,7 +35,7 @@ class PredictionCursor:
     def __init__(self, ids: Ids) -> None:
         self.ids = ids
         self._place = 0  # index of the id that is expected next
-        self._margin = 0.0  # of the next id, in matching tokens
+        self._margin = 0.0  # margin of this id, see `margins`
         self._recent: list[int] = []  # the answer's last tokens, at most `_DEEP`
         self._taken = np.zeros(len(ids), np.bool_)
 

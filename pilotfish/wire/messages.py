@@ -149,11 +149,12 @@ class LogitsOptionsMsg(Header, frozen=True):
     grammar: Name = ""
 
 
-class Begin(Header, tag="begin", frozen=True):
+class Begin(HeaderWithOption, tag="begin", frozen=True):
     """The start of a generation: the edge keeps the session's first ``keep`` tokens.
 
     It appends the ids in frame 0. A session that the edge does not know starts empty, so it needs
-    ``keep`` = 0. If ``predicted`` is not 0, the last frame has so many ids, encoded as in frame 0.
+    ``keep`` = 0. The last frame has ``predicted`` ids that the answer is expected to have, encoded
+    as in frame 0; None: there is no such frame.
     """
 
     session: SessionId
@@ -176,7 +177,7 @@ class Begin(Header, tag="begin", frozen=True):
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     # like ``logprobs``, but for the tokens before the answer; sent with the first reply
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
-    predicted: U31 = 0  # number of ids that the answer is expected to have (`ahead`)
+    predicted: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
 
 
 class Window(Header, tag="window", frozen=True):

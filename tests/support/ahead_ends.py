@@ -214,7 +214,7 @@ def begin(
     message = m.Begin(
         session=session, generation=0, keep=0, hash=CommittedTokens().hash, protocol=protocol,
         seed=law.seed, temperature=sampling.temperature, top_k=sampling.top_k,
-        top_p=sampling.top_p, predicted=len(prediction),
+        top_p=sampling.top_p, predicted=len(prediction) or None,
     )  # fmt: skip
     frames = [encode_ids(np.array(ids, np.uint32), VOCAB) for ids in (prompt, prediction)]
     edge.take(session, message, *frames[: 1 + (len(prediction) > 0)])

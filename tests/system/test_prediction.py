@@ -132,6 +132,29 @@ def test_auto_takes_a_protocol_whose_edge_drafts_from_it(device: Device) -> None
     assert named.tokens == chosen.tokens == plain
 
 
+def test_a_restarted_edge_gets_what_is_left_of_the_prediction(pair: Pair) -> None:
+    options: dict[str, Any] = {"protocol": "ahead", "hints": "edge", "max_tokens": 120}
+    first = EdgeServer(pair.target, threads=1).start()
+    try:
+        with Device(pair.draft, first.endpoint, threads=1, on_link_loss="wait") as device:
+            plain = device.generate(PROMPT, temperature=1.0, seed=3, **options).tokens
+            options["prediction"] = plain
+            pieces = device.stream(PROMPT, temperature=1.0, seed=3, **options)
+            next(pieces)
+            first.stop()
+            with EdgeServer(pair.target, first.endpoint, threads=1):
+                for _ in pieces:
+                    pass
+        assert device.last is not None
+        assert device.last.tokens == plain
+        lost_at = device.last.recoveries[0].at
+        later = [each for each in device.last.rounds if each.start >= lost_at]
+        assert len(plain) - lost_at > 20
+        assert sum(each.accepted for each in later if each.source == "prediction") > 10
+    finally:
+        first.stop()
+
+
 def test_foreign_ids_and_other_types_are_refused(device: Device) -> None:
     with pytest.raises(TokenOutOfRangeError, match="token 640000"):
         answer(device, "ahead", prediction=[1, 640000])

@@ -10,9 +10,10 @@ from pilotfish.wire import messages as m
 from tests.conftest import CONTEXT, VOCAB
 from tests.support.hostile import PROMPT, RawClient, RawSession, ids_bytes, take_tokens
 
-WRONG: dict[str, tuple[str, str, int, list[bytes]]] = {
+WRONG: dict[str, tuple[str, str, int | None, list[bytes]]] = {
     "no frame": ("malformed", "ahead", 3, []),
-    "a frame without a count": ("malformed", "ahead", 0, [ids_bytes([1, 2, 3])]),
+    "a frame without a count": ("malformed", "ahead", None, [ids_bytes([1, 2, 3])]),
+    "no ids": ("malformed", "ahead", 0, [b""]),
     "two frames": ("malformed", "ahead", 3, [ids_bytes([1, 2, 3]), b""]),
     "too few ids": ("malformed", "ahead", 3, [ids_bytes([1, 2])]),
     "too many ids": ("malformed", "ahead", 3, [ids_bytes([1] * 300)]),
@@ -42,7 +43,7 @@ def test_any_ids_may_be_predicted(client: RawClient, ids: list[int]) -> None:
     texts: list[Any] = []
     for predicted in ([], ids):
         session = RawSession()
-        begin = session.begin(PROMPT, "ahead", predicted=len(predicted))
+        begin = session.begin(PROMPT, "ahead", predicted=len(predicted) or None)
         client.send(*begin, *[ids_bytes(predicted)][: len(predicted)])
         client.send(*session.pull(12))
         texts.append(take_tokens(client, 12))
