@@ -8,7 +8,8 @@ then those marked `timing`, one after the other. Tests that fail run once more, 
 machine anything may be late. Tests marked `slow` are left out:
 `--all` runs all of them, and tries properties on all examples; `--changed` runs those of the rooms
 in which something changed since BASE, and `--list` only names these rooms. `--reference` runs what
-needs torch, and nothing else; `--clients` runs clients of other projects. `--record` writes how long each file took, for the next run's shares.
+needs torch, and nothing else; `--clients` runs clients of other projects, and nothing else.
+`--record` writes how long each file took, for the next run's shares.
 """
 
 from __future__ import annotations
