@@ -79,7 +79,7 @@ test-reference: $(VENV)/.reference
 	@$(BIN)/python -m tests --reference $(ARGS)
 
 test-clients: venv $(CLIENTS)/.installed
-	@$(BIN)/python -m tests --clients $(ARGS)
+	@timeout --foreground --kill-after 20 360 $(BIN)/python -m tests --clients $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .

@@ -85,12 +85,12 @@ def answers_of(
 ) -> Callable[[str], dict[str, Any]]:
     """A function that runs one of the programs, and returns the object that it prints."""
 
-    def answers_of(name: str, url: str = "") -> dict[str, Any]:
+    def answers_of(name: str, url: str = "", key: str = "none") -> dict[str, Any]:
         skip_without(Path(name).suffix)
         program = tmp_path / name  # node looks for packages beside the program
         program.write_text((PROGRAMS / name).read_text())
         runtime = "node" if program.suffix == ".mjs" else CLIENTS / "bin" / "python"
-        answers: dict[str, Any] = json.loads(run(runtime, program, url or f"{service.url}/v1"))
+        answers: dict[str, Any] = json.loads(run(runtime, program, url or f"{service.url}/v1", key))
         return answers
 
     return answers_of

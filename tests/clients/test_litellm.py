@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import socket
 import subprocess
 import time
@@ -20,6 +19,7 @@ from tests.support import web
 from tests.support.serving import Serving
 
 START_S = 120.0
+KEY = f"sk-{'0123456789abcdef' * 4}"
 
 
 @pytest.fixture
@@ -29,10 +29,12 @@ def proxy(service: Serving, environment: dict[str, str], tmp_path: Path) -> Iter
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = block("LiteLLM", "sh").text.replace("--port 4000", f"--port {port}")
+    command = command.replace("sk-$(openssl rand -hex 32)", KEY)
+    command = command.replace("litellm --config", "exec litellm --config")
     log = tmp_path / "log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            shlex.split(command), cwd=tmp_path, env=environment, stdout=output, stderr=output
+            ["sh", "-c", command], cwd=tmp_path, env=environment, stdout=output, stderr=output
         )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -55,7 +57,7 @@ def answers(url: str) -> bool:
 
 
 def test_litellm(proxy: str, answers_of: Callable[..., dict[str, Any]]) -> None:
-    answers = answers_of("openai_python.py", f"{proxy}/v1")
+    answers = answers_of("openai_python.py", f"{proxy}/v1", KEY)
     expect_chat(answers)
     expect_call(answers["call"])
     assert answers["structured"] in FISH

@@ -6,7 +6,7 @@ import { z } from 'zod';
 const provider = createOpenAICompatible({
   name: 'pilotfish',
   baseURL: process.argv[2],
-  apiKey: 'none',
+  apiKey: process.argv[3],
   includeUsage: true,
   supportsStructuredOutputs: true,
 });

@@ -24,7 +24,7 @@ SHORT: Any = {
 }
 
 client = anthropic.Anthropic(
-    base_url=sys.argv[1].removesuffix("/v1"), api_key="none", max_retries=0
+    base_url=sys.argv[1].removesuffix("/v1"), api_key=sys.argv[2], max_retries=0
 )
 create = client.messages.create
 

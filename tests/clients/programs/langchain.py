@@ -13,7 +13,7 @@ from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel
 
 COMMON: Any = {
-    "base_url": sys.argv[1], "api_key": "none", "model": "pilotfish", "temperature": 0,
+    "base_url": sys.argv[1], "api_key": sys.argv[2], "model": "pilotfish", "temperature": 0,
     "max_retries": 0,
 }  # fmt: skip
 

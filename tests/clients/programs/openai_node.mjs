@@ -1,7 +1,7 @@
 // OpenAI's client for node: prints an object with the outcome of each use.
 import OpenAI from 'openai';
 
-const client = new OpenAI({ baseURL: process.argv[2], apiKey: 'none', maxRetries: 0 });
+const client = new OpenAI({ baseURL: process.argv[2], apiKey: process.argv[3], maxRetries: 0 });
 const messages = [{ role: 'user', content: 'ab' }];
 const short = { model: 'pilotfish', messages, temperature: 0, max_tokens: 12 };
 const parameters = {

@@ -26,7 +26,7 @@ class Fish(BaseModel):
     big: bool
 
 
-client = openai.OpenAI(base_url=sys.argv[1], api_key="none", max_retries=0)
+client = openai.OpenAI(base_url=sys.argv[1], api_key=sys.argv[2], max_retries=0)
 create = client.chat.completions.create
 
 *chunks, last = create(

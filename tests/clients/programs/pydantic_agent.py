@@ -18,7 +18,9 @@ class Fish(BaseModel):
     big: bool
 
 
-model = OpenAIChatModel("pilotfish", provider=OpenAIProvider(base_url=sys.argv[1], api_key="none"))
+model = OpenAIChatModel(
+    "pilotfish", provider=OpenAIProvider(base_url=sys.argv[1], api_key=sys.argv[2])
+)
 SHORT: Any = {"temperature": 0, "max_tokens": 12}
 LONG: Any = {"temperature": 0, "max_tokens": 150}
 
