@@ -4,18 +4,21 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
+CLIENTS := $(VENV)-clients
 # What pip fetches is shown, a line a wheel; without pipefail its failure would be lost behind sed.
 SHELL := /bin/bash -o pipefail
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 SHORTLY := | sed -u -nE 's/^ +(Downloading|Using cached) (.*\.whl \(.*)/  \2/p; s/^Installing coll.*/  unpacking …/p'
 
-.PHONY: help venv demo test test-all test-reference lint format bench head figures deb clean
+.PHONY: help venv demo test test-all test-reference test-clients lint format bench head figures deb clean
 help:
 	@echo "make demo            both ends on this machine, real weights (ARGS='--json out.json')"
 	@echo "make test            the tests, without torch (ARGS='-n 2 -k greedy -x tests/wire': -n"
 	@echo "                     processes; the rest goes to pytest. ARGS=--record: how long files take)"
 	@echo "make test-all        those that take long too, and test-reference"
 	@echo "make test-reference  parity with transformers; installs torch"
+	@echo "make test-clients    clients of other projects (openai, anthropic, litellm, lm-eval, …) against"
+	@echo "                     a service of this checkout; installs them into $(VENV)-clients"
 	@echo "make lint            ruff, mypy --strict, import-linter, words"
 	@echo "make deb             the edge as a Debian package (ARGS='--python 3.12 --machine aarch64')"
 	@echo "make bench           every benchmark (ARGS='--quick'); figures go to bench-*.json"
@@ -53,6 +56,15 @@ $(VENV)/.judge: $(VENV)/.installed
 	@$(INSTALL) -e '.[judge]' $(SHORTLY)
 	@touch $@
 
+# Without a network the clients' tests skip; the next run tries again.
+$(CLIENTS)/.installed: $(addprefix tests/clients/,requirements.txt constraints.txt package.json package-lock.json)
+	@echo "installing clients of other projects into $(CLIENTS) (1.5 GB on disk) …"
+	@$(PYTHON) -m venv $(CLIENTS)
+	@cp tests/clients/package.json tests/clients/package-lock.json $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install --disable-pip-version-check -q -r tests/clients/requirements.txt \
+		-c tests/clients/constraints.txt && npm ci --prefix $(CLIENTS) --no-audit --no-fund --silent \
+		&& touch $@ || echo "not all clients can be had here: the tests of those that lack will skip"
+
 demo: $(VENV)/.demo
 	@$(BIN)/python -m pilotfish demo $(ARGS)
 
@@ -65,6 +77,9 @@ test-all: venv
 
 test-reference: $(VENV)/.reference
 	@$(BIN)/python -m tests --reference $(ARGS)
+
+test-clients: venv $(CLIENTS)/.installed
+	@timeout --foreground --kill-after 20 360 $(BIN)/python -m tests --clients $(ARGS)
 
 lint: venv
 	$(BIN)/ruff check .
@@ -122,4 +137,4 @@ endif
 	done
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

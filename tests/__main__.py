@@ -1,13 +1,15 @@
-"""Run the tests: `make test`, `make test-all`, `make test-reference` and `.ci/run` come here.
+"""Run the tests: `make test`, `test-all`, `test-reference`, `test-clients` and `.ci/run` come here.
 
-    python -m tests [--all | --changed [BASE] | --reference] [-n N] [--record] [options of pytest]
+    python -m tests [--all | --changed [BASE] | --reference | --clients] [-n N] [--record]
+        [options of pytest]
 
 First all tests but those marked `timing`, in N processes, file by file (`tests.support.shards`);
 then those marked `timing`, one after the other. Tests that fail run once more, alone: on a busy
 machine anything may be late. Tests marked `slow` are left out:
 `--all` runs all of them, and tries properties on all examples; `--changed` runs those of the rooms
 in which something changed since BASE, and `--list` only names these rooms. `--reference` runs what
-needs torch, and nothing else. `--record` writes how long each file took, for the next run's shares.
+needs torch, and nothing else; `--clients` runs clients of other projects, and nothing else.
+`--record` writes how long each file took, for the next run's shares.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from pathlib import Path
 
 from tests.support import shards
 from tests.support.reaper import Reaper
-from tests.support.selection import SLOW_ROOMS, changed_rooms, room_of_test
+from tests.support.selection import APART, SLOW_ROOMS, changed_rooms, room_of_test
 from tests.support.shards import NO_TESTS, ROOT, Results, Shards, known_seconds
 
 CORES = len(os.sched_getaffinity(0))
 WORKERS = min(10, 5 * CORES // 2)  # more than cores, since most of a test's time is waiting
 # Minimum seconds of tests in a batch, since each batch imports everything anew; torch takes long.
-LEAST_S = {"": 20.0, "reference": 60.0}
+LEAST_S = {"": 20.0, "reference": 60.0, "clients": 20.0}
 # What a part is called, and the markers of its tests.
 PARTS = {"beside each other": "not timing", "one after the other": "timing"}
 WORDS = {0: "passed", 1: "FAILED", NO_TESTS: "no tests"}
@@ -89,9 +91,9 @@ def main() -> int:
     for folder in ("pilotfish", "tests/support"):
         compileall.compile_dir(ROOT / folder, quiet=2)
     words.append(f"--hypothesis-profile={'thorough' if options.all else 'pilotfish'}")
-    plan = Plan(chosen, words, rooms, LEAST_S["reference" if options.reference else ""])
+    plan = Plan(chosen, words, rooms, LEAST_S[options.apart or ""])
     files = files or files_of(options)
-    workers = options.n or (CORES if options.reference else WORKERS)
+    workers = options.n or (CORES if options.apart else WORKERS)
     parts = dict[str, Results]()
     for part, kind in PARTS.items():
         if tests := timing_files(files) if kind == "timing" else files:
@@ -121,12 +123,12 @@ def slow_rooms(options: argparse.Namespace) -> set[str]:
     """Return the rooms of which slow tests run."""
     if options.changed is not None:
         return changed_rooms(options.changed)
-    return set(SLOW_ROOMS) if options.all or options.reference else set()
+    return set(SLOW_ROOMS) if options.all or options.apart else set()
 
 
 def selection(options: argparse.Namespace, rooms: set[str]) -> str:
     """Return the expression of markers that chooses the tests."""
-    chosen = "reference" if options.reference else "not reference"
+    chosen = options.apart or f"not ({' or '.join(APART)})"
     if options.changed is not None:
         print(f"slow tests of: {', '.join(sorted(rooms)) or 'no room'}")
         chosen += f" and ({' or '.join(['not slow', *sorted(rooms)])})"
@@ -140,7 +142,8 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="python -m tests", allow_abbrev=False, add_help=False)
     parser.add_argument("--all", action="store_true")
     parser.add_argument("--changed", nargs="?", const="", metavar="BASE")
-    parser.add_argument("--reference", action="store_true")
+    for room in APART:
+        parser.add_argument(f"--{room}", action="store_const", const=room, dest="apart")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("-n", type=int, default=0)
@@ -183,10 +186,12 @@ def print_slowest(results: Results) -> None:
 
 
 def files_of(options: argparse.Namespace) -> list[str]:
-    """Return every file of tests, but those that need torch, or only those."""
+    """Return every file of tests but those of rooms apart, or only those of one such room."""
     paths = sorted((ROOT / "tests").rglob("test_*.py"))
     names = [path.relative_to(ROOT).as_posix() for path in paths]
-    return [name for name in names if (room_of_test(name) == "reference") == options.reference]
+    if options.apart:
+        return [name for name in names if room_of_test(name) == options.apart]
+    return [name for name in names if room_of_test(name) not in APART]
 
 
 def timing_files(tests: Sequence[str]) -> list[str]:

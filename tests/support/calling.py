@@ -101,7 +101,7 @@ CALLER_PIECES = [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def callers(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp("callers")
     for name, sharpness in (("draft", 0.9), ("target", 0.7)):

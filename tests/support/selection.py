@@ -15,6 +15,11 @@ from tests.support.shards import ROOT
 # Rooms, and what else can break their slow tests besides the room itself and its tests.
 SLOW_ROOMS = {
     "bridge": ("pilotfish/drafting/", "pilotfish/device_runtime/", "pilotfish/engines/"),
+    "clients": (
+        "pilotfish/device_runtime/service/",
+        "pilotfish/wire/request.py",
+        "docs/clients.md",
+    ),
     "deploy": ("pilotfish/systemd/",),
     "device_runtime": ("pilotfish/bridge/", "pilotfish/drafting/", "pilotfish/wire/"),
     "distill": (),
@@ -43,6 +48,8 @@ SLOW_ROOMS = {
     ),
     "wire": (),
 }
+# Rooms whose tests only run if asked for by name (`--reference`), since they need much else.
+APART = ("clients", "reference")
 # Rooms in `pilotfish/lab`.
 LAB = ("distill", "field", "judge", "selftest")
 # With these, every room has changed.

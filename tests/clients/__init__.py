@@ -1,0 +1,1 @@
+"""Clients that people have, each as its registry gives it, against a service of this checkout."""
