@@ -19,6 +19,7 @@ export class Chat {
   #openCalls = null; // the last answer's Calls, if their results have not been sent
   #running = null; // AbortController of the running answer
   #unfinished = null; // the turn of the running answer
+  #atEnd = true; // whether the end of the log is in sight
 
   /**
    * log: element for the turns. announce: called with a line for screen readers. send: called with a
@@ -29,6 +30,9 @@ export class Chat {
     this.#log = log;
     this.#announce = announce;
     this.#send = send;
+    log.addEventListener("scroll", () => (this.#atEnd = isAtEnd(log)), { passive: true });
+    // the log becomes lower when a notice appears above the prompt
+    new ResizeObserver(() => this.#atEnd && this.#scrollToEnd()).observe(log);
     // a page that is left may not come back
     addEventListener("pagehide", () => this.busy && this.#save());
   }
@@ -65,6 +69,7 @@ export class Chat {
       this.#addFoot(elements, turn);
       this.#addTurn(turn);
     }
+    this.#scrollToEnd();
     return turns.length > 0;
   }
 
@@ -170,13 +175,13 @@ export class Chat {
   /** Show below an answer why its protocol was taken, and a button for its request. */
   #addFoot({ foot }, turn) {
     const { summary } = turn.answer;
-    if (summary) foot.append(createReason(summary, turn.parameters));
     foot.append(
       copyButton("Copy as curl", "Copy the request of this answer as a curl command", () => {
         const { logprobs, top_logprobs, ...fields } = turn.parameters; // only the page needs these
         return curlCommand({ model: modelName(), messages: this.#messagesUntil(turn), ...fields });
       }),
     );
+    if (summary) foot.append(createReason(summary, turn.parameters));
   }
 
   #turn(role) {
@@ -193,7 +198,7 @@ export class Chat {
     foot.className = "foot";
     turn.append(name, body, note, foot);
     this.#log.append(turn);
-    this.#log.scrollTop = this.#log.scrollHeight;
+    this.#scrollToEnd();
     return { turn, body, note, foot };
   }
 
@@ -206,18 +211,27 @@ export class Chat {
 
   /** Run a change of the log; keep the end of the log in sight unless the user has scrolled away. */
   #followEnd(change) {
-    const { scrollHeight, scrollTop, clientHeight } = this.#log;
+    const follows = isAtEnd(this.#log);
     change();
-    if (scrollHeight - scrollTop - clientHeight < NEAR) this.#log.scrollTop = this.#log.scrollHeight;
+    if (follows) this.#scrollToEnd();
+  }
+
+  #scrollToEnd() {
+    this.#log.scrollTop = this.#log.scrollHeight;
   }
 }
 
+/** Whether the end of the log is in sight. */
+function isAtEnd({ scrollHeight, scrollTop, clientHeight }) {
+  return scrollHeight - scrollTop - clientHeight < NEAR;
+}
+
 /** Create the folded reason for an answer's protocol. parameters: the request's fields. */
-function createReason({ protocol, window, choice }, parameters) {
+function createReason({ protocol, choice }, parameters) {
   const fold = document.createElement("details");
   fold.className = "why";
   const question = document.createElement("summary");
-  question.textContent = `Why ${protocol}${window ? `, window ${window}` : ""}?`;
+  question.textContent = `Why ${protocol}?`;
   const reason = document.createElement("p");
   const named = parameters.pilotfish?.protocol === protocol;
   reason.textContent =

@@ -48,6 +48,12 @@ export class CodeText {
     if (this.#block) return this.#readBlock(ended);
     if (this.#inline) return this.#readInline(ended);
     if (this.#lineStart) {
+      if (this.#rest[0] === "\n") {
+        const gap = createSpan("gap");
+        this.#element.append(gap);
+        this.#take(1, gap);
+        return true;
+      }
       const opening = OPENING.exec(this.#rest);
       if (opening && this.#isFence(opening)) {
         if (!opening[3] && !ended) return false;
@@ -77,7 +83,7 @@ export class CodeText {
       pre,
     );
     this.#element.append(element);
-    const mark = createMark();
+    const mark = createSpan("mark");
     element.prepend(mark);
     this.#take(line.length, mark);
     this.#block = {
@@ -94,7 +100,7 @@ export class CodeText {
     if (this.#lineStart) {
       const fence = closing.exec(this.#rest);
       if (fence && (fence[1] || ended)) {
-        const mark = createMark();
+        const mark = createSpan("mark");
         element.append(mark);
         this.#take(fence[0].length, mark);
         this.#block = null;
@@ -122,7 +128,7 @@ export class CodeText {
     const ticks = /^`+/.exec(this.#rest)[0].length;
     if (ticks === this.#rest.length && !ended) return false;
     const element = document.createElement("code");
-    const mark = createMark();
+    const mark = createSpan("mark");
     element.append(mark);
     this.#element.append(element);
     this.#take(ticks, mark);
@@ -144,7 +150,7 @@ export class CodeText {
     const run = /^`+/.exec(this.#rest)[0].length;
     if (run === this.#rest.length && !ended) return false;
     if (run === ticks) {
-      const mark = createMark();
+      const mark = createSpan("mark");
       element.append(mark);
       this.#take(run, mark);
       this.#inline = null;
@@ -175,9 +181,9 @@ export class CodeText {
   }
 }
 
-/** Create an element for characters that are part of the text but not shown. */
-function createMark() {
-  const mark = document.createElement("span");
-  mark.className = "mark";
-  return mark;
+/** Create a span of a CSS class. "mark": not shown. "gap": an empty line, not shown beside a block. */
+function createSpan(kind) {
+  const span = document.createElement("span");
+  span.className = kind;
+  return span;
 }

@@ -60,7 +60,7 @@ function showNoService(pause) {
 /** Format the accepted share of each source's hints: "device 93 %, text 40 %"; null without hints. */
 function hintShares(hints) {
   const shares = Object.entries(hints ?? {}).map(
-    ([source, { drafted, accepted }]) => `${source} ${percent(accepted / drafted)}`,
+    ([source, { drafted, accepted }]) => `${source}\u00a0${percent(accepted / drafted)}`,
   );
   return shares.join(", ") || null;
 }
@@ -100,9 +100,10 @@ function speed({ tokens_per_s: now, last, lanes }) {
 }
 
 /** Show the protocol of the running answer's rounds; else the last answer's, and why it was taken. */
-function showProtocol({ rounds, protocol: last, lanes }) {
+function showProtocol({ rounds, protocol: last, protocols, lanes }) {
   const current = lanes.running && rounds ? { name: rounds.protocol, window: rounds.window } : last;
-  const window = current?.window ? `, window ${current.window}` : "";
+  const hasWindow = protocols.some(({ name, window }) => window && name === current?.name);
+  const window = current?.window && hasWindow ? `, window ${current.window}` : "";
   setText(element("protocol"), current ? current.name + window : "–");
   setText(element("reason"), (current === last && last?.reason) || "");
 }
@@ -121,7 +122,7 @@ function showLink(link, edge) {
     setLamp("unknown", edge ? "link unknown" : "no edge");
     setText(element("link-state"), edge ? "unknown" : "no edge: the drafter answers alone");
   } else {
-    const since = `${link.state} for ${duration(link.since_s)}`;
+    const since = `${link.state} for ${duration(link.away_s ?? link.since_s)}`;
     setLamp(link.up ? "up" : "down", `link ${since}`);
     setText(element("link-state"), since);
   }

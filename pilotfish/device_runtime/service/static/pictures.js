@@ -22,6 +22,7 @@ export function drawLine(picture, { values, away, steps, top, format, span }) {
     const x = left + (first - 0.5) * step;
     const width = (last - first + 1) * step;
     drawing.append(svg("rect", { class: "away", x, y: 0, width, height: HEIGHT }));
+    drawing.append(svg("rect", { class: "away edge", x, y: HEIGHT - 3, width, height: 3 }));
   }
   for (const [first, last] of runs(values, (value) => value !== null)) {
     const points = values.slice(first, last + 1).map((value, i) => {
@@ -32,9 +33,11 @@ export function drawLine(picture, { values, away, steps, top, format, span }) {
     drawing.append(svg("path", { d: `M${points.join(" L")}${last > first ? "" : " h0"}` }));
   }
   picture.querySelector(".plot").replaceChildren(drawing);
-  picture.querySelector(".top").textContent = format(top);
-  picture.querySelector(".bottom").textContent = format(0);
+  const isEmpty = values.every((value) => value === null);
+  picture.querySelector(".top").textContent = isEmpty ? "–" : format(top);
   picture.querySelector(".oldest").textContent = `${span} ago`;
+  const remarks = [isEmpty && "No values yet.", away.includes(true) && "Red: the edge was away."];
+  picture.querySelector(".remark").textContent = remarks.filter(Boolean).join(" ");
 }
 
 /** Return the least of 1, 2, 5, 10, 20, … times `unit` that is at least `value`. */

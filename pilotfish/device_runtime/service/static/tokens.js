@@ -71,7 +71,7 @@ export class TokenText {
   add({ text, kind, entries }, target = this.#element) {
     const known = { origin: ORIGINS.has(kind?.origin) ? kind.origin : "", key: Boolean(kind?.key) };
     const continues = this.#last?.parentElement === target && isOfKind(this.#last, known);
-    if (!entries && continues && !entriesBySpan.has(this.#last)) {
+    if (!entries && continues && text[0] !== "\n" && !entriesBySpan.has(this.#last)) {
       this.#last.firstChild.appendData(text);
       return;
     }
