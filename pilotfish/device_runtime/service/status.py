@@ -1,7 +1,8 @@
 """`GET /status`: the service's state as JSON, for people.
 
 In:  each round, answer and reading of the link. Out: `ServiceStatus.snapshot`. Only sums, the
-last rounds and recoveries, and the last minutes (`status_history`) are kept. Times are seconds, rates bit/s; unknown values are null.
+last rounds and recoveries, and the last minutes (`status_history`) are kept. Times are seconds,
+rates bit/s; unknown values are null.
 """
 
 import threading

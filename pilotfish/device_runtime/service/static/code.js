@@ -9,8 +9,10 @@ import { copyButton } from "./clipboard.js";
 import { TokenText } from "./tokens.js";
 
 const LONGEST_INFO = 100; // characters after an opening fence
-const OPENING = /^[ \t]{0,20}(`{3,}|~{3,})([^\n]*)(\n?)/;
-const MAYBE_OPENING = /^[ \t]{0,20}(`*|~*)$/;
+// The bounds keep the time for each piece small, whatever the text is.
+const OPENING = /^[ \t]{0,20}(`{3,100}|~{3,100})([^\n]*)(\n?)/;
+const MAYBE_OPENING = /^[ \t]{0,20}(`{0,100}|~{0,100})$/;
+const TICKS = /^`{1,100}/;
 
 export class CodeText {
   #element;
@@ -87,8 +89,8 @@ export class CodeText {
     element.prepend(mark);
     this.#take(line.length, mark);
     this.#block = {
-      closing: new RegExp(`^[ \\t]{0,20}${fence[0]}{${fence.length},}[ \\t]{0,20}(\\n|$)`),
-      maybeClosing: new RegExp(`^[ \\t]{0,20}${fence[0]}*[ \\t]{0,20}$`),
+      closing: new RegExp(`^[ \\t]{0,20}${fence[0]}{${fence.length},100}[ \\t]{0,20}(\\n|$)`),
+      maybeClosing: new RegExp(`^[ \\t]{0,20}${fence[0]}{0,100}[ \\t]{0,20}$`),
       code,
       element,
     };
@@ -125,7 +127,7 @@ export class CodeText {
       this.#lineStart = true;
       return true;
     }
-    const ticks = /^`+/.exec(this.#rest)[0].length;
+    const ticks = TICKS.exec(this.#rest)[0].length;
     if (ticks === this.#rest.length && !ended) return false;
     const element = document.createElement("code");
     const mark = createSpan("mark");
@@ -147,7 +149,7 @@ export class CodeText {
       this.#unwrapInline();
       return true;
     }
-    const run = /^`+/.exec(this.#rest)[0].length;
+    const run = TICKS.exec(this.#rest)[0].length;
     if (run === this.#rest.length && !ended) return false;
     if (run === ticks) {
       const mark = createSpan("mark");
