@@ -15,13 +15,12 @@ def history():
     return StatusHistory(began_s=100.0)
 
 
-def test_a_new_history_has_one_step_that_knows_nothing(history):
+def test_a_new_history_knows_nothing(history):
     assert history.body(100.0) == {
         "step_s": STEP_S,
-        "steps": STEPS,
-        "acceptance": [None],
-        "rtt_s": [None],
-        "away": [False],
+        "acceptance": [None] * STEPS,
+        "rtt_s": [None] * STEPS,
+        "away": [False] * STEPS,
     }
 
 
@@ -32,20 +31,20 @@ def test_each_step_has_its_own_acceptance_and_median_round_trip(history):
     for rtt_s in (0.01, 0.5, 0.02):
         history.set_link(away=False, rtt_s=rtt_s, now_s=106.0)
     body = history.body(112.0)
-    assert body["acceptance"] == [0.8, 0.5, None]
-    assert body["rtt_s"] == [None, 0.02, None]
+    assert body["acceptance"][-3:] == [0.8, 0.5, None]
+    assert body["rtt_s"][-3:] == [None, 0.02, None]
 
 
 def test_a_step_with_an_absence_says_so(history):
     history.set_link(away=False, rtt_s=0.01, now_s=100.0)
     history.set_link(away=True, rtt_s=None, now_s=106.0)
     history.set_link(away=False, rtt_s=0.01, now_s=109.0)
-    assert history.body(110.0)["away"] == [False, True, False]
+    assert history.body(110.0)["away"][-3:] == [False, True, False]
 
 
 def test_rounds_without_drafts_have_no_acceptance(history):
     history.add_round(a_round("stream", window=0, accepted=0), 100.0)
-    assert history.body(100.0)["acceptance"] == [None]
+    assert history.body(100.0)["acceptance"] == [None] * STEPS
 
 
 def test_old_steps_leave_and_idle_steps_are_unknown(history):

@@ -1,7 +1,7 @@
 """The last five minutes of a device service, in steps of five seconds, for the page's pictures.
 
 In: rounds and readings of the link, with their times in seconds (monotonic). Out:
-`StatusHistory.body`, lists of the same length, the oldest step first. A step without drafts has no
+`StatusHistory.body`, lists of 60 steps each, the oldest step first. A step without drafts has no
 acceptance, and a step in which the round trip was not measured has no RTT: these values are None.
 """
 
@@ -52,11 +52,10 @@ class StatusHistory:
         """Return the history as JSON types. away: whether the edge was away within the step."""
         newest = self._number(now_s)
         steps = {step.number: step for step in self._steps}
-        numbers = range(max(0, newest - STEPS + 1), newest + 1)
+        numbers = range(newest - STEPS + 1, newest + 1)
         row = [steps.get(number) or _Step(number) for number in numbers]
         return {
             "step_s": STEP_S,
-            "steps": STEPS,
             "acceptance": [
                 round(step.accepted / step.verified, 4) if step.verified else None for step in row
             ],

@@ -296,8 +296,8 @@ def test_what_is_stored_is_bounded_and_may_be_broken(page: Page) -> None:
         }"""
     )
     assert len(stored) <= 400_200
-    kept = json.loads(stored)
-    assert (kept["cut"], len(kept["turns"])) == (True, 7)
+    saved = json.loads(stored)
+    assert (saved["cut"], len(saved["turns"])) == (True, 7)
     page.reload()
     expect(page.locator("#log > .stopped")).to_have_text("Earlier messages are no longer kept.")
     for broken in ("{", '{"version": 2}', "null"):
@@ -361,8 +361,8 @@ def test_a_copied_request_names_a_variable_and_never_the_key(
         finished(page)
         command = copied(page, started)
         assert KEY not in command
-        told = run(command, PILOTFISH_API_KEY=KEY)
-        assert told["choices"][0]["message"]["content"] == answer(page)
+        body = run(command, PILOTFISH_API_KEY=KEY)
+        assert body["choices"][0]["message"]["content"] == answer(page)
         # the chat lives as long as the key: in this tab
         assert page.evaluate("localStorage.length") == 0
         page.reload()

@@ -101,15 +101,15 @@ CASES: list[tuple[str, list[str], list[str]]] = [
 
 def test_code_has_a_code_face_and_only_code(page: Page) -> None:
     for text, blocks, inline in CASES:
-        shown = show(page, text)
-        assert (shown["blocks"], shown["inline"]) == (blocks, inline), text
-        assert shown["text"] == text
+        rendering = show(page, text)
+        assert (rendering["blocks"], rendering["inline"]) == (blocks, inline), text
+        assert rendering["text"] == text
 
 
 def test_the_marks_around_code_are_kept_but_not_shown(page: Page) -> None:
-    shown = show(page, "Run `ls`:\n```sh title=x\nls\n```\n")
-    assert shown["plain"] == "Run ls:\nls\n"
-    assert shown["languages"] == ["sh"]
+    rendering = show(page, "Run `ls`:\n```sh title=x\nls\n```\n")
+    assert rendering["plain"] == "Run ls:\nls\n"
+    assert rendering["languages"] == ["sh"]
 
 
 def test_an_open_fence_shows_its_code_while_it_comes(page: Page) -> None:
@@ -122,16 +122,16 @@ def test_an_open_fence_shows_its_code_while_it_comes(page: Page) -> None:
 
 
 def test_tokens_keep_their_origins_in_code(page: Page) -> None:
-    shown = show(page, ("```\nif", "drafted"), (" x", "corrected"), (":\n", "bonus"), "``", "`")
-    words = [(origin, text.strip()) for origin, text in shown["origins"] if text.strip("`\n")]
+    rendering = show(page, ("```\nif", "drafted"), (" x", "corrected"), (":\n", "bonus"), "``", "`")
+    words = [(origin, text.strip()) for origin, text in rendering["origins"] if text.strip("`\n")]
     assert words == [("drafted", "if"), ("corrected", "x"), ("bonus", ":")]
 
 
 def test_markup_in_code_stays_text(page: Page) -> None:
     attack = "```<img src=x onerror=alert(1)>\n<script>1</script>\n```\n`<b>`"
-    shown = show(page, attack)
-    assert shown["text"] == attack
-    assert set(shown["tags"]) <= {"SPAN", "CODE", "PRE", "DIV", "BUTTON"}
+    rendering = show(page, attack)
+    assert rendering["text"] == attack
+    assert set(rendering["tags"]) <= {"SPAN", "CODE", "PRE", "DIV", "BUTTON"}
 
 
 def test_any_text_is_kept_however_it_is_cut(page: Page) -> None:

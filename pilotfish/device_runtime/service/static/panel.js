@@ -108,9 +108,9 @@ function showProtocol({ rounds, protocol: last, protocols, lanes }) {
   setText(element("reason"), (current === last && last?.reason) || "");
 }
 
-function showHistory({ step_s: step, steps, acceptance, rtt_s: rtts, away }) {
-  const span = duration(step * steps).replace(" 0 s", "");
-  const shared = { away, steps, span };
+function showHistory({ step_s: step, acceptance, rtt_s: rtts, away }) {
+  const span = duration(step * away.length).replace(" 0 s", "");
+  const shared = { away, span };
   const acceptancePicture = { ...shared, values: acceptance, top: 1, format: percent };
   drawLine(element("acceptance-picture"), acceptancePicture);
   const top = roundUp(Math.max(...rtts, 0), 0.001);

@@ -6,20 +6,19 @@ const HEIGHT = 56;
 
 /**
  * Draw a line of values into a picture's element. values: oldest first, null where unknown. away:
- * whether the edge was away, for each value. steps: number of values that the picture has room for.
- * top: value at the upper end of the axis. format: formats a value. span: text of the time span.
+ * whether the edge was away, for each value. top: value at the upper end of the axis. format: formats
+ * a value. span: text of the time span.
  */
-export function drawLine(picture, { values, away, steps, top, format, span }) {
+export function drawLine(picture, { values, away, top, format, span }) {
   const drawing = svg("svg", {
     viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
     preserveAspectRatio: "none",
     role: "img",
     "aria-label": describe(values, away, format, span),
   });
-  const step = WIDTH / (steps - 1);
-  const left = WIDTH - (values.length - 1) * step;
+  const step = WIDTH / (values.length - 1);
   for (const [first, last] of runs(away, Boolean)) {
-    const x = left + (first - 0.5) * step;
+    const x = (first - 0.5) * step;
     const width = (last - first + 1) * step;
     drawing.append(svg("rect", { class: "away", x, y: 0, width, height: HEIGHT }));
     drawing.append(svg("rect", { class: "away edge", x, y: HEIGHT - 3, width, height: 3 }));
@@ -27,7 +26,7 @@ export function drawLine(picture, { values, away, steps, top, format, span }) {
   for (const [first, last] of runs(values, (value) => value !== null)) {
     const points = values.slice(first, last + 1).map((value, i) => {
       const height = top ? Math.min(value / top, 1) : 0;
-      return `${(left + (first + i) * step).toFixed(1)} ${(HEIGHT - height * HEIGHT).toFixed(1)}`;
+      return `${((first + i) * step).toFixed(1)} ${(HEIGHT - height * HEIGHT).toFixed(1)}`;
     });
     // a lone value is a line of no length, whose round ends make a dot
     drawing.append(svg("path", { d: `M${points.join(" L")}${last > first ? "" : " h0"}` }));
