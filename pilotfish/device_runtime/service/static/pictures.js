@@ -35,7 +35,7 @@ export function drawLine(picture, { values, away, top, format, span }) {
   const isEmpty = values.every((value) => value === null);
   picture.querySelector(".top").textContent = isEmpty ? "–" : format(top);
   picture.querySelector(".oldest").textContent = `${span} ago`;
-  const remarks = [isEmpty && "No values yet.", away.includes(true) && "Red: the edge was away."];
+  const remarks = [isEmpty && "No values yet.", away.includes(true) && "Red bar: the edge was away."];
   picture.querySelector(".remark").textContent = remarks.filter(Boolean).join(" ");
 }
 
