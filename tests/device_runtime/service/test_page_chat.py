@@ -300,7 +300,7 @@ def test_what_is_stored_is_bounded_and_may_be_broken(page: Page) -> None:
     assert (saved["cut"], len(saved["turns"])) == (True, 7)
     page.reload()
     expect(page.locator("#log > .stopped")).to_have_text("Earlier messages are no longer kept.")
-    for broken in ("{", '{"version": 2}', "null"):
+    for broken in ("{", '{"version": 2}', "null", '{"version": 1, "turns": [{}]}'):
         page.evaluate("t => { for (const s of [localStorage, sessionStorage]) "
                       "s.setItem('pilotfish-chat', t) }", broken)  # fmt: skip
         page.reload()
@@ -313,7 +313,7 @@ def test_what_is_stored_is_bounded_and_may_be_broken(page: Page) -> None:
 def copied(page: Page, service: Serving) -> str:
     """Copy the last answer's request, and read the clipboard."""
     page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=service.url)
-    button = page.get_by_role("button", name="Copy the request").last
+    button = page.get_by_role("button", name="Copy as curl").last
     button.click()
     expect(button).to_have_attribute("data-label", "Copied")
     text: str = page.evaluate("navigator.clipboard.readText()")

@@ -2,6 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { copyButton } from "./clipboard.js";
+import { showWithCode } from "./code.js";
 import { curlCommand } from "./curl.js";
 import { forgetTurns, loadTurns, saveTurns } from "./store.js";
 import { chunks, describeError, modelName } from "./stream.js";
@@ -54,23 +55,32 @@ export class Chat {
     forgetTurns();
   }
 
-  /** Show the saved conversation; return whether there is one. */
+  /** Show the saved conversation; return whether there is one. A broken one is deleted. */
   restore() {
     const { turns, cut } = loadTurns();
+    try {
+      this.#replay(turns, cut);
+    } catch {
+      this.clear();
+      return false;
+    }
+    this.#scrollToEnd();
+    return turns.length > 0;
+  }
+
+  #replay(turns, cut) {
     if (cut) this.#addRemark("Earlier messages are no longer kept.");
     for (const { messages, parameters, record } of turns) {
       const results = messages.filter(({ role }) => role === "tool");
       if (results.length) this.#openCalls?.close(results.map(({ content }) => content));
       const question = messages.find(({ role }) => role === "user");
-      if (question) this.#turn("user").body.textContent = question.content;
+      if (question) showWithCode(this.#turn("user").body, question.content);
       const elements = this.#turn("assistant");
       const turn = { messages, parameters, answer: new Answer(elements) };
       turn.answer.replay(record);
       this.#addFoot(elements, turn);
       this.#addTurn(turn);
     }
-    this.#scrollToEnd();
-    return turns.length > 0;
   }
 
   /**
@@ -79,7 +89,7 @@ export class Chat {
    */
   async say(text, parameters) {
     const question = text === null ? null : this.#turn("user");
-    if (question) question.body.textContent = text;
+    if (question) showWithCode(question.body, text);
     const running = (this.#running = new AbortController());
     const turns = this.#turns;
     const calls = this.#openCalls;
@@ -140,7 +150,7 @@ export class Chat {
 
   /** Save the turns, and the running answer as far as it goes. */
   #save() {
-    const running = this.#unfinished?.answer.message ? [this.#unfinished] : [];
+    const running = this.#unfinished ? [this.#unfinished] : [];
     saveTurns(
       [...this.#turns, ...running].map(({ answer, ...turn }) => ({ ...turn, record: answer.record })),
     );
@@ -176,7 +186,7 @@ export class Chat {
   #addFoot({ foot }, turn) {
     const { summary } = turn.answer;
     foot.append(
-      copyButton("Copy as curl", "Copy the request of this answer as a curl command", () => {
+      copyButton("Copy as curl", "Copy as curl: the request of this answer", () => {
         const { logprobs, top_logprobs, ...fields } = turn.parameters; // only the page needs these
         return curlCommand({ model: modelName(), messages: this.#messagesUntil(turn), ...fields });
       }),

@@ -1,6 +1,6 @@
 // The notice that the edge is not available: since when, why, what mends it, and what answers do meanwhile.
 
-import { CodeText } from "./code.js";
+import { showWithCode } from "./code.js";
 import { duration, setText } from "./figures.js";
 
 // By the service's setting `on_link_loss`.
@@ -29,21 +29,13 @@ export function showOutage(link, policy) {
   setText(element("outage-meanwhile"), MEANWHILE[policy] ?? "");
   if (shown === link.message + link.remedy) return; // a selection in the text stays
   shown = link.message + link.remedy;
-  showCode(element("link-problem"), link.message);
+  showWithCode(element("link-problem"), link.message);
   element("link-remedy").hidden = !link.remedy;
-  showCode(element("link-remedy"), link.remedy ? `To mend it: ${link.remedy}.` : "");
+  showWithCode(element("link-remedy"), link.remedy ? `To mend it: ${link.remedy}.` : "");
 }
 
 function since({ away_s: away }) {
   if (away === null) return "Not connected since the service began.";
   const when = new Date(Date.now() - 1000 * away).toLocaleTimeString();
   return `Away since ${when}, for ${duration(away)}.`;
-}
-
-/** Show a sentence with its `commands` in a code face. */
-function showCode(target, text) {
-  target.replaceChildren();
-  const reader = new CodeText(target);
-  reader.add({ text, kind: null, entries: null });
-  reader.end();
 }

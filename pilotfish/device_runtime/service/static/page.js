@@ -72,6 +72,7 @@ element("new-chat").addEventListener("click", () => {
 });
 
 if (chat.restore()) hint.remove();
+else element("log").append(hint);
 prompt.focus();
 watchTokens(element("log"), element("bubble"));
 watchStatus();
