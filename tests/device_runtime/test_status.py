@@ -9,10 +9,13 @@ import pytest
 
 pytest.importorskip("prometheus_client", reason="needs the extra `serve`")
 
+from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.record import Choice, Recovery
 from pilotfish.device_runtime.service.status import ServiceStatus, freshest
 from pilotfish.wire.link.state import LinkState, Reading
 from tests.support.service_facts import DOWN, STATE, UP, a_round, an_answer
+
+LOST = LinkStatus.from_state(Connectivity.LOST, "tcp://edge.example:7077", keys=True)
 
 
 @pytest.fixture
@@ -95,3 +98,36 @@ def test_status_tells_why_a_protocol_was_chosen_and_what_was_recovered(status):
     assert [item["at"] for item in payload["recoveries"]["recent"]] == list(range(24, 40))
     assert payload["answers"] == 40
     assert payload["last"]["tokens_per_s"] == pytest.approx(3 / 1.2)
+
+
+def test_status_tells_how_long_the_edge_is_away(status):
+    assert status.snapshot()["link"]["away_s"] is None
+    status.set_link(DOWN, STATE)
+    assert status.snapshot()["link"]["away_s"] is None  # it was never there
+    status.set_link(UP, STATE)
+    assert status.snapshot()["link"]["away_s"] is None
+    status.set_link(DOWN, STATE)
+    time.sleep(0.1)
+    status.set_link(LOST, STATE)  # another state, the same absence
+    assert status.snapshot()["link"]["away_s"] >= 0.1 > status.snapshot()["link"]["since_s"]
+
+
+def test_status_tells_the_speed_now_while_an_answer_runs(status):
+    assert status.snapshot()["tokens_per_s"] is None
+    status.set_queue(0, 1)
+    assert status.snapshot()["tokens_per_s"] is None  # no round yet
+    began_s = time.monotonic()
+    for _ in range(6):
+        status.add_round(a_round(tokens=3))
+        time.sleep(0.05)
+    took_s = time.monotonic() - began_s
+    assert status.snapshot()["tokens_per_s"] == pytest.approx(15 / took_s, rel=0.2)
+    status.set_queue(0, 0)
+    assert status.snapshot()["tokens_per_s"] is None
+
+
+def test_status_names_what_a_request_may_choose_and_what_a_loss_does(status):
+    offered = [{"name": "auto", "window": True, "lossless": True}]
+    payload = status.snapshot(on_link_loss="wait", protocols=offered)
+    assert (payload["on_link_loss"], payload["protocols"]) == ("wait", offered)
+    assert status.snapshot()["protocols"] == []

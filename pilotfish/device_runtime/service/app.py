@@ -372,7 +372,12 @@ def _state(service: DeviceService) -> list[Route]:
     async def status(_: HttpRequest) -> Response:
         edge, welcome = service.config.edge, service.device.welcome
         service.status.set_link(service.link_status, service.link_state)
-        snapshot = service.status.snapshot(edge=edge, target=welcome.model if welcome else None)
+        snapshot = service.status.snapshot(
+            edge=edge,
+            target=welcome.model if welcome else None,
+            on_link_loss=None if edge is None else service.config.on_link_loss,
+            protocols=service.protocols,
+        )
         return json_response(snapshot)
 
     return [_route("/health", health), _route("/metrics", metrics), _route("/status", status)]

@@ -23,6 +23,8 @@ _TYPES = {
 _NAMES = (
     *("index.html", "page.css", "answer.css", "icon.svg", "page.js", "panel.js", "service.js"),
     *("chat.js", "stream.js", "answer.js", "tokens.js", "bubble.js", "calls.js", "form.js"),
+    *("code.js", "curl.js", "clipboard.js", "figures.js", "live.js", "options.js", "outage.js"),
+    *("panel.css", "pictures.js", "store.js"),
 )
 # The page's headers, in addition to those of all responses.
 HEADERS = {

@@ -25,7 +25,8 @@ from pilotfish.device_runtime.service.service_metrics import ServiceMetrics
 from pilotfish.device_runtime.service.status import ServiceStatus, freshest
 from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.request import Request
+from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, STREAM
+from pilotfish.wire.request import AUTO, Request
 
 _log = logging.getLogger("pilotfish.service")
 
@@ -85,6 +86,28 @@ class DeviceService:
     def link_state(self) -> LinkState | None:
         """The latest value of each reading, over all lanes' connections."""
         return freshest(lane.device.link_state() for lane in self.lanes.lanes)
+
+    @property
+    def protocols(self) -> list[Body]:
+        """The protocols that a request may name; of an edge that was greeted, those it offers.
+
+        window: whether a window can be set. lossless: whether the text follows the target's law.
+        """
+        if self.config.edge is None:
+            return [{"name": LOCAL, "window": False, "lossless": False}]
+        welcome = self.device.welcome
+        offered = PROTOCOL_REGISTRY.values()
+        described = [
+            {"name": each.name, "window": not each.streams, "lossless": each.lossless}
+            for each in offered
+            if welcome is None or each.name in welcome.protocols
+        ]
+        return [
+            {"name": AUTO, "window": True, "lossless": True},
+            *described,
+            {"name": STREAM, "window": False, "lossless": True},
+            {"name": LOCAL, "window": False, "lossless": False},
+        ]
 
     @property
     def defaults(self) -> Request:

@@ -1,13 +1,14 @@
 """`GET /status`: the service's state as JSON, for people.
 
-In:  each round, answer and reading of the link. Out: `ServiceStatus.snapshot`. Only sums and
-the last rounds and recoveries are kept. Times are seconds, rates bit/s; unknown values are null.
+In:  each round, answer and reading of the link. Out: `ServiceStatus.snapshot`. Only sums, the
+last rounds and recoveries, and the last minutes (`status_history`) are kept. Times are seconds,
+rates bit/s; unknown values are null.
 """
 
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -15,11 +16,13 @@ from pilotfish.base.version import SOFTWARE
 from pilotfish.device_runtime.energy import Watch
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.record import STAGES, Generation, Round, acceptance
+from pilotfish.device_runtime.service.status_history import STEP_S, StatusHistory
 from pilotfish.wire.link.state import LinkState, Reading
 from pilotfish.wire.protocols import counters
 
 _ROUNDS = 64
 _RECOVERIES = 16
+_NOW_S = 3.0  # "now" is a mean over this time
 _READINGS = {
     "rtt": "rtt",
     "jitter": "jitter",
@@ -61,7 +64,8 @@ class ServiceStatus:
         self._began_s = time.monotonic()
         self._connections = 0, False
         self._lock = threading.Lock()
-        self._rounds: deque[Round] = deque(maxlen=_ROUNDS)
+        self._rounds: deque[tuple[float, Round]] = deque(maxlen=_ROUNDS)  # with their ends, s
+        self._history = StatusHistory(self._began_s)
         # since the start: numbers of verified, averaged and accepted positions; sums of protocols'
         # notes, by name
         self._parts: Counter[str] = Counter()
@@ -75,13 +79,16 @@ class ServiceStatus:
         self._choice: dict[str, Any] | None = None
         self._link_status: LinkStatus | None = None
         self._since_s = self._began_s
+        self._connected_s: float | None = None  # when the link was last seen connected
         self._link: tuple[LinkState | None, float] = None, self._began_s
         self._queue = 0, 0
 
     def add_round(self, record: Round) -> None:
         """Add a round."""
+        now_s = time.monotonic()
         with self._lock:
-            self._rounds.append(record)
+            self._rounds.append((now_s, record))
+            self._history.add_round(record, now_s)
             self._parts["verified"] += record.verified
             self._parts["averaged"] += record.averaged
             self._parts["accepted"] += record.accepted
@@ -122,6 +129,15 @@ class ServiceStatus:
                 self._since_s = now_s
             self._link = state, now_s
             self._link_status = status
+            connected = status is not None and status.state is Connectivity.CONNECTED
+            if connected:
+                self._connected_s = now_s
+            rtt = state.rtt if state is not None and connected else None
+            self._history.set_link(
+                away=status is not None and not connected,
+                rtt_s=rtt.value if rtt is not None and rtt.age_s < STEP_S else None,
+                now_s=now_s,
+            )
 
     def set_queue(self, waiting: int, running: int) -> None:
         """Set the numbers of waiting and running requests."""
@@ -133,11 +149,22 @@ class ServiceStatus:
         with self._lock:
             self._connections = number, crowded
 
-    def snapshot(self, *, edge: str | None = None, target: str | None = None) -> dict[str, Any]:
-        """Return the status as JSON types. edge: the edge's address. target: its model's name."""
+    def snapshot(
+        self,
+        *,
+        edge: str | None = None,
+        target: str | None = None,
+        on_link_loss: str | None = None,
+        protocols: Sequence[Mapping[str, Any]] = (),
+    ) -> dict[str, Any]:
+        """Return the status as JSON types.
+
+        edge: the edge's address. target: its model's name. on_link_loss: what answers do while the
+        edge is away; None without an edge. protocols: those that a request may name.
+        """
         with self._lock:
             now_s = time.monotonic()
-            rounds = list(self._rounds)
+            rounds = [record for _, record in self._rounds]
             waiting, running = self._queue
             return {
                 "software": SOFTWARE,
@@ -145,6 +172,8 @@ class ServiceStatus:
                 "drafter": self._drafter,
                 "target": target,
                 "edge": edge,
+                "on_link_loss": on_link_loss,
+                "protocols": list(protocols),
                 "link": self._link_body(now_s),
                 "acceptance": {
                     "recent": acceptance(rounds) if any(r.window for r in rounds) else None,
@@ -161,6 +190,7 @@ class ServiceStatus:
                     for source, (drafted, accepted) in self._hints.items()
                 },
                 "rounds": _recent(rounds),
+                "tokens_per_s": self._speed(now_s) if running else None,
                 "protocol": self._choice,
                 "answers": self._answers,
                 "last": self._last,
@@ -173,7 +203,22 @@ class ServiceStatus:
                 "lanes": {"total": self._lanes, "running": running, "waiting": waiting},
                 "connections": {"open": self._connections[0], "crowded": self._connections[1]},
                 "energy": self._energy_body(),
+                "history": self._history.body(now_s),
             }
+
+    def _speed(self, now_s: float) -> float | None:
+        """Return the tokens per second of the last `_NOW_S`, over all lanes; None: unknown.
+
+        The first of these rounds only marks the beginning: its own duration is not known.
+        """
+        recent = [(at_s, len(r.tokens)) for at_s, r in self._rounds if now_s - at_s <= _NOW_S]
+        if not recent:
+            return 0.0 if self._rounds else None
+        if len(recent) == 1:
+            return None
+        began_s = recent[0][0]
+        tokens = sum(count for _, count in recent[1:])
+        return tokens / (now_s - began_s) if now_s > began_s else None
 
     def _link_body(self, now_s: float) -> dict[str, Any]:
         state, at_s = self._link
@@ -190,9 +235,17 @@ class ServiceStatus:
         return {
             "up": None if status is None else status.state is Connectivity.CONNECTED,
             "since_s": now_s - self._since_s,
+            "away_s": self._away_s(now_s),
             **(dict.fromkeys(LinkStatus._fields) if status is None else link_body(status)),
             **readings,
         }
+
+    def _away_s(self, now_s: float) -> float | None:
+        """Return the seconds since the edge was last connected; None: it is, or it never was."""
+        status = self._link_status
+        if status is None or status.state is Connectivity.CONNECTED or self._connected_s is None:
+            return None
+        return now_s - self._connected_s
 
     def _energy_body(self) -> dict[str, Any] | None:
         watch = self._energy

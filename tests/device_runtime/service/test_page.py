@@ -80,13 +80,18 @@ def page(open_page: Callable[..., Page], service: Serving, link: Emulator) -> It
 
 
 def test_a_chat_turn_streams_in_the_colours_of_its_origins(page: Page, service: Serving) -> None:
+    page.evaluate(
+        """() => {
+          window.lengths = new Set();
+          new MutationObserver(() => {
+            const text = document.querySelector("article[data-role=assistant] .text");
+            if (text) window.lengths.add(text.textContent.length);
+          }).observe(document.getElementById("log"), { childList: true, subtree: true });
+        }"""
+    )
     say(page, "hello", tokens=100)
-    lengths = set()
-    while page.locator("#stop").is_visible():
-        lengths.add(len(answer(page)))
-        time.sleep(0.02)
     finished(page)
-    assert len(lengths) >= 5  # it grew step by step
+    assert page.evaluate("window.lengths.size") >= 5  # it grew step by step
     spans = page.locator("article .token")
     names = set(spans.evaluate_all("found => found.map(span => span.dataset.origin)"))
     assert {"drafted", "corrected"} <= names <= set(ORIGINS)
@@ -152,7 +157,7 @@ def test_a_cut_link_shows_and_heals_and_the_answer_goes_on(page: Page, link: Emu
     )
     expect(page.locator("#link-problem")).to_be_visible()
     expect(page.locator("article .note").last).to_contain_text("the link is down")
-    before = answer(page)
+    before = settled(page)
     page.wait_for_timeout(500)
     assert answer(page) == before
     link.cut(0.0, silent=True)
@@ -163,6 +168,19 @@ def test_a_cut_link_shows_and_heals_and_the_answer_goes_on(page: Page, link: Emu
     expect(page.locator("article .note").last).to_contain_text("link lost 1 ×")
     expect(page.locator("#recoveries")).to_contain_text("×")
     expect(page.locator("article .failure")).to_have_count(0)
+
+
+def settled(page: Page) -> str:
+    """Wait until what has arrived is painted; return the answer's text."""
+    seen = [""]
+
+    def stays() -> bool:
+        seen.append(answer(page))
+        page.wait_for_timeout(300)
+        return answer(page) == seen[-1]
+
+    eventually(stays)
+    return seen[-1]
 
 
 def test_a_link_shows_without_requests(page: Page, link: Emulator) -> None:

@@ -126,6 +126,7 @@ def test_probabilities_are_told_of_the_token_pointed_at(
     expect(bubble).to_contain_text("forced")
     expect(bubble.locator(".head .share")).to_have_text("100.0\u00a0%")
     page.locator("article [data-origin=drafted]").first.hover()
+    expect(bubble.locator(".origin")).to_contain_text("drafted on this device")
     shares = bubble.locator("li .share").all_text_contents()
     assert len(shares) == 5
     info = [float(share.split("\u00a0")[0].lstrip("< ")) for share in shares]

@@ -1,6 +1,9 @@
 // An answer on the screen: its thought, text and tool calls, and a line with speed and other values.
 
 import { Calls } from "./calls.js";
+import { CodeText } from "./code.js";
+import { byteSize } from "./figures.js";
+import { LiveFigures } from "./live.js";
 import { TokenSplitter, TokenText } from "./tokens.js";
 
 export class Answer {
@@ -14,28 +17,37 @@ export class Answer {
   #splitter = new TokenSplitter();
   #textTokens;
   #thoughtTokens = null; // null: no thought yet
-  #waiting = []; // pieces not shown yet: [TokenText, pieces]
-  #began = performance.now(); // ms
-  #timer;
+  #waiting = []; // pieces not shown yet: [TokenText or CodeText, pieces]
+  #live = new LiveFigures();
+  #parts = []; // the answer's chunks without probabilities, adjacent ones of a kind as one
+  #lines = []; // lines below the answer: [CSS class, text]
+  #timer = null; // null: the answer has ended
 
-  /** elements: the empty elements of the turn: { turn, body, note }. */
+  /** elements: the empty elements of the turn: { turn, body, note, foot }. */
   constructor(elements) {
     this.#elements = elements;
-    this.#textTokens = new TokenText(elements.body);
+    this.#textTokens = new CodeText(elements.body);
     const calls = document.createElement("div");
     calls.className = "calls";
     elements.body.after(calls);
     this.calls = new Calls(calls);
-    elements.turn.setAttribute("aria-busy", "true");
-    elements.turn.classList.add("coming");
+  }
+
+  /** Show that the answer is coming, until `end`. */
+  begin() {
+    this.#elements.turn.setAttribute("aria-busy", "true");
+    this.#elements.turn.classList.add("coming");
     this.#timer = setInterval(() => this.#updateNote(), 500);
   }
 
   /** Add a chunk's `choice`; return whether it is the first that waits for `show`. */
-  add({ delta, pilotfish, logprobs, finish_reason: finish }) {
+  add(choice) {
+    const { delta, pilotfish, logprobs, finish_reason: finish } = choice;
     const idle = !this.#waiting.length;
     this.tokens += pilotfish?.tokens ?? 0;
+    this.#live.add(pilotfish);
     this.#finish ??= finish;
+    this.#keep(choice);
     this.#splitter.push(logprobs, pilotfish);
     const thought = delta?.reasoning_content;
     const text = delta?.content;
@@ -53,7 +65,25 @@ export class Answer {
     return idle && this.#waiting.length > 0;
   }
 
-  /** Let a text wait for `show`. tokenText: the TokenText that will show it. */
+  /** Keep a chunk for `record`; it continues the last one if both have text of the same kind. */
+  #keep({ delta, pilotfish, finish_reason: finish }) {
+    const last = this.#parts.at(-1);
+    const [field, ...others] = Object.keys(delta ?? {}).filter((name) => delta[name]);
+    const isText = field === "content" || field === "reasoning_content";
+    const continues =
+      last?.delta?.[field] !== undefined &&
+      last.pilotfish?.origin === pilotfish?.origin &&
+      last.pilotfish?.key === pilotfish?.key;
+    if (isText && !others.length && !finish && continues) {
+      last.delta[field] += delta[field];
+      if (pilotfish) last.pilotfish.tokens += pilotfish.tokens;
+    } else if (field !== undefined || pilotfish?.tokens || finish) {
+      const kept = isText && !others.length ? { [field]: delta[field] } : delta;
+      this.#parts.push({ delta: kept, pilotfish: pilotfish && { ...pilotfish }, finish_reason: finish });
+    }
+  }
+
+  /** Let a text wait for `show`. tokenText: the TokenText or CodeText that will show it. */
   #enqueue(tokenText, text, kind) {
     if (text) this.#waiting.push([tokenText, this.#splitter.split(text, kind)]);
   }
@@ -97,18 +127,42 @@ export class Answer {
     return message;
   }
 
+  /** The answer as a value that JSON can hold; `replay` shows it again, without probabilities. */
+  get record() {
+    const { key_positions, ...summary } = this.summary ?? {};
+    return {
+      parts: this.#parts,
+      seconds: this.#live.seconds,
+      summary: this.summary && summary,
+      lines: this.#timer === null ? this.#lines : [["stopped", "The page was left meanwhile."]],
+    };
+  }
+
+  /** Show an answer from its `record`. */
+  replay({ parts, seconds, summary, lines }) {
+    for (const part of parts) this.add(part);
+    this.summary = summary;
+    for (const [kind, message] of lines) this.addLine(kind, message);
+    this.#live.end(seconds);
+    this.end();
+  }
+
   /** Add a line of CSS class `kind` below the answer; return the line. */
   addLine(kind, message) {
     const line = document.createElement("p");
     line.className = kind;
     line.textContent = message;
+    this.#lines.push([kind, message]);
     this.#elements.note.before(line);
     return line;
   }
 
   end() {
     this.show();
+    this.#textTokens.end();
     clearInterval(this.#timer);
+    this.#timer = null;
+    this.#live.end();
     this.#elements.turn.removeAttribute("aria-busy");
     this.#elements.turn.classList.remove("coming");
     this.#updateNote();
@@ -116,15 +170,16 @@ export class Answer {
 
   /** Write the line with tokens, speed and the service's summary. */
   #updateNote() {
-    const seconds = (performance.now() - this.#began) / 1000;
     const parts = [];
-    if (this.tokens) {
+    if (this.#timer !== null) {
+      if (this.tokens) parts.push(`${this.tokens} tokens`, ...this.#live.phrases());
+      if (document.getElementById("pill").dataset.state === "down") parts.push("the link is down");
+    } else if (this.tokens) {
+      const { seconds } = this.#live;
       const speed = (this.tokens / seconds).toFixed(1);
       parts.push(`${this.tokens} tokens in ${seconds.toFixed(1)} s, ${speed} a second`);
     }
     if (this.summary) parts.push(...summaryPhrases(this.summary));
-    const { state } = document.getElementById("pill").dataset;
-    if (this.#elements.turn.ariaBusy && state === "down") parts.push("the link is down");
     this.#elements.note.textContent = parts.join(" · ");
   }
 }
@@ -139,9 +194,4 @@ function summaryPhrases({ protocol, window, rounds, acceptance, forced, key, rec
   if (up) parts.push(`${byteSize(up)} up, ${byteSize(down)} down`);
   if (recoveries.length) parts.push(`link lost ${recoveries.length} ×`);
   return parts;
-}
-
-function byteSize(count) {
-  if (count < 1000) return `${count} B`;
-  return count < 1e6 ? `${(count / 1e3).toFixed(1)} kB` : `${(count / 1e6).toFixed(1)} MB`;
 }

@@ -34,7 +34,7 @@ export function watchTokens(log, bubble) {
     if (event.key === "Escape") hide();
     if (event.shiftKey || event.ctrlKey || event.altKey || event.metaKey) return;
     if (!(event.key in STEPS) || !text.classList.contains("tokens")) return;
-    const spans = [...text.querySelectorAll(".token")];
+    const spans = [...text.querySelectorAll(".token:not(.mark *)")];
     if (!spans.length) return;
     event.preventDefault();
     const step = STEPS[event.key];

@@ -71,12 +71,12 @@ export class Calls {
     });
   }
 
-  /** Make the fields read-only, because their results were sent. */
-  close() {
-    for (const field of this.#fields) {
-      field.value ||= NO_RESULT;
+  /** Make the fields read-only, because their results were sent. results: those sent earlier. */
+  close(results = []) {
+    this.#fields.forEach((field, index) => {
+      field.value ||= results[index] ?? NO_RESULT;
       field.readOnly = true;
-    }
+    });
     this.#button.remove();
   }
 }

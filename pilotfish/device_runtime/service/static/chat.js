@@ -1,7 +1,11 @@
 // A conversation: its messages, and the running answer. All text goes into text nodes, never into HTML.
 
 import { Answer } from "./answer.js";
-import { chunks, describeError } from "./stream.js";
+import { copyButton } from "./clipboard.js";
+import { showWithCode } from "./code.js";
+import { curlCommand } from "./curl.js";
+import { forgetTurns, loadTurns, saveTurns } from "./store.js";
+import { chunks, describeError, modelName } from "./stream.js";
 
 // px: the log follows the answer if it is scrolled to less than this above its end
 const NEAR = 80;
@@ -12,9 +16,11 @@ export class Chat {
   #log;
   #announce;
   #send;
-  #history = []; // answered messages and their answers
+  #turns = []; // answered turns: { messages, parameters, answer }; messages: those before the answer
   #openCalls = null; // the last answer's Calls, if their results have not been sent
   #running = null; // AbortController of the running answer
+  #unfinished = null; // the turn of the running answer
+  #atEnd = true; // whether the end of the log is in sight
 
   /**
    * log: element for the turns. announce: called with a line for screen readers. send: called with a
@@ -25,6 +31,11 @@ export class Chat {
     this.#log = log;
     this.#announce = announce;
     this.#send = send;
+    log.addEventListener("scroll", () => (this.#atEnd = isAtEnd(log)), { passive: true });
+    // the log becomes lower when a notice appears above the prompt
+    new ResizeObserver(() => this.#atEnd && this.#scrollToEnd()).observe(log);
+    // a page that is left may not come back
+    addEventListener("pagehide", () => this.busy && this.#save());
   }
 
   get busy() {
@@ -37,9 +48,39 @@ export class Chat {
 
   clear() {
     this.stop();
-    this.#history = [];
+    this.#turns = [];
+    this.#unfinished = null;
     this.#openCalls = null;
     this.#log.replaceChildren();
+    forgetTurns();
+  }
+
+  /** Show the saved conversation; return whether there is one. A broken one is deleted. */
+  restore() {
+    const { turns, cut } = loadTurns();
+    try {
+      this.#replay(turns, cut);
+    } catch {
+      this.clear();
+      return false;
+    }
+    this.#scrollToEnd();
+    return turns.length > 0;
+  }
+
+  #replay(turns, cut) {
+    if (cut) this.#addRemark("Earlier messages are no longer kept.");
+    for (const { messages, parameters, record } of turns) {
+      const results = messages.filter(({ role }) => role === "tool");
+      if (results.length) this.#openCalls?.close(results.map(({ content }) => content));
+      const question = messages.find(({ role }) => role === "user");
+      if (question) showWithCode(this.#turn("user").body, question.content);
+      const elements = this.#turn("assistant");
+      const turn = { messages, parameters, answer: new Answer(elements) };
+      turn.answer.replay(record);
+      this.#addFoot(elements, turn);
+      this.#addTurn(turn);
+    }
   }
 
   /**
@@ -48,18 +89,21 @@ export class Chat {
    */
   async say(text, parameters) {
     const question = text === null ? null : this.#turn("user");
-    if (question) question.body.textContent = text;
+    if (question) showWithCode(question.body, text);
     const running = (this.#running = new AbortController());
-    const history = this.#history;
+    const turns = this.#turns;
     const calls = this.#openCalls;
-    const added = calls?.results ?? [];
-    if (text !== null) added.push({ role: "user", content: text });
-    const answer = new Answer(this.#turn("assistant"));
+    const messages = calls?.results ?? [];
+    if (text !== null) messages.push({ role: "user", content: text });
+    const elements = this.#turn("assistant");
+    const answer = new Answer(elements);
+    answer.begin();
+    const turn = (this.#unfinished = { messages, parameters, answer });
     let complete = true;
     this.#announce("Answering.");
     try {
-      const messages = [...history, ...added];
-      await this.#stream({ ...parameters, messages }, answer, running.signal);
+      const request = { ...parameters, messages: this.#messagesUntil(turn) };
+      await this.#stream(request, answer, running.signal);
       const more = answer.endsInCalls ? " It calls tools." : "";
       this.#announce(`Answer complete, ${answer.tokens} tokens.${more}`);
     } catch (error) {
@@ -70,26 +114,46 @@ export class Chat {
       });
       this.#announce(complete ? "Stopped." : "The answer failed.");
     }
-    this.#followEnd(() => answer.end());
-    if (this.#running === running) this.#running = null;
-    // If the history is another object, a new conversation has begun meanwhile.
-    if (complete && history === this.#history) this.#addToHistory(added, answer, calls);
-  }
-
-  /**
-   * Add messages and their answer to the history, unless the answer has neither text nor calls.
-   * calls: the Calls whose results are among the messages, or null.
-   */
-  #addToHistory(messages, answer, calls) {
+    this.#followEnd(() => {
+      answer.end();
+      this.#addFoot(elements, turn);
+    });
+    if (this.#running === running) this.#running = this.#unfinished = null;
+    // If the turns are another object, a new conversation has begun meanwhile.
+    if (!complete || turns !== this.#turns) return;
     if (answer.hasBrokenCalls) {
       answer.addLine("stopped", "The answer was cut off within a call. The call is dropped.");
     }
     if (!answer.message) return;
-    this.#history.push(...messages, answer.message);
     calls?.close();
+    this.#addTurn(turn);
+    this.#save();
+  }
+
+  /** Add an answered turn, and show fields for the results if its answer ends in calls. */
+  #addTurn(turn) {
+    const { answer } = turn;
+    if (!answer.message) return;
+    this.#turns.push(turn);
     this.#openCalls = answer.endsInCalls ? answer.calls : null;
     if (!this.#openCalls) return;
     this.#followEnd(() => this.#openCalls.showResultFields(() => this.busy || this.#send(null)));
+  }
+
+  /** Return the messages of the request for a turn: all earlier ones and its own. */
+  #messagesUntil(turn) {
+    const at = this.#turns.indexOf(turn);
+    const earlier = at < 0 ? this.#turns : this.#turns.slice(0, at);
+    const said = earlier.flatMap(({ messages, answer }) => [...messages, answer.message]);
+    return [...said, ...turn.messages];
+  }
+
+  /** Save the turns, and the running answer as far as it goes. */
+  #save() {
+    const running = this.#unfinished ? [this.#unfinished] : [];
+    saveTurns(
+      [...this.#turns, ...running].map(({ answer, ...turn }) => ({ ...turn, record: answer.record })),
+    );
   }
 
   async #stream(request, answer, signal) {
@@ -118,6 +182,18 @@ export class Chat {
     failure.append(" ", button);
   }
 
+  /** Show below an answer why its protocol was taken, and a button for its request. */
+  #addFoot({ foot }, turn) {
+    const { summary } = turn.answer;
+    foot.append(
+      copyButton("Copy as curl", "Copy as curl: the request of this answer", () => {
+        const { logprobs, top_logprobs, ...fields } = turn.parameters; // only the page needs these
+        return curlCommand({ model: modelName(), messages: this.#messagesUntil(turn), ...fields });
+      }),
+    );
+    if (summary) foot.append(createReason(summary, turn.parameters));
+  }
+
   #turn(role) {
     const turn = document.createElement("article");
     turn.dataset.role = role;
@@ -128,18 +204,50 @@ export class Chat {
     body.dir = "auto";
     const note = document.createElement("p");
     note.className = "note";
-    turn.append(name, body, note);
+    const foot = document.createElement("div");
+    foot.className = "foot";
+    turn.append(name, body, note, foot);
     this.#log.append(turn);
-    this.#log.scrollTop = this.#log.scrollHeight;
-    return { turn, body, note };
+    this.#scrollToEnd();
+    return { turn, body, note, foot };
+  }
+
+  #addRemark(text) {
+    const remark = document.createElement("p");
+    remark.className = "stopped";
+    remark.textContent = text;
+    this.#log.append(remark);
   }
 
   /** Run a change of the log; keep the end of the log in sight unless the user has scrolled away. */
   #followEnd(change) {
-    const { scrollHeight, scrollTop, clientHeight } = this.#log;
+    const follows = isAtEnd(this.#log);
     change();
-    if (scrollHeight - scrollTop - clientHeight < NEAR) this.#log.scrollTop = this.#log.scrollHeight;
+    if (follows) this.#scrollToEnd();
   }
+
+  #scrollToEnd() {
+    this.#log.scrollTop = this.#log.scrollHeight;
+  }
+}
+
+/** Whether the end of the log is in sight. */
+function isAtEnd({ scrollHeight, scrollTop, clientHeight }) {
+  return scrollHeight - scrollTop - clientHeight < NEAR;
+}
+
+/** Create the folded reason for an answer's protocol. parameters: the request's fields. */
+function createReason({ protocol, choice }, parameters) {
+  const fold = document.createElement("details");
+  fold.className = "why";
+  const question = document.createElement("summary");
+  question.textContent = `Why ${protocol}?`;
+  const reason = document.createElement("p");
+  const named = parameters.pilotfish?.protocol === protocol;
+  reason.textContent =
+    choice ?? (named ? "You chose it in the options." : "It is the service’s own setting.");
+  fold.append(question, reason);
+  return fold;
 }
 
 /** Run a change at the next frame, or after 200 ms if `seldom` or if the page is hidden (no frames). */

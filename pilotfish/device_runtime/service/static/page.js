@@ -3,9 +3,8 @@
 import { watchTokens } from "./bubble.js";
 import { Chat } from "./chat.js";
 import { Form } from "./form.js";
+import { optionFields } from "./options.js";
 import { watchStatus } from "./panel.js";
-
-const ALTERNATIVES = 5; // number of likeliest tokens to request for each position
 
 const element = (id) => document.getElementById(id);
 const prompt = element("prompt");
@@ -27,19 +26,8 @@ function send(text) {
 async function requestAnswer(text) {
   hint.remove();
   setAnswering(true);
-  await chat.say(text, {
-    temperature: number("temperature"),
-    max_tokens: number("max-tokens"),
-    ...(element("probabilities").checked && { logprobs: true, top_logprobs: ALTERNATIVES }),
-    ...form.parameters(text !== null),
-  });
+  await chat.say(text, { ...optionFields(), ...form.parameters(text !== null) });
   if (!chat.busy) setAnswering(false);
-}
-
-/** Return a field's number. An empty field gives undefined, which JSON leaves out. */
-function number(id) {
-  const { value, valueAsNumber } = element(id);
-  return value === "" ? undefined : valueAsNumber;
 }
 
 /** Show the button "Stop" while an answer runs, else the button "Send". */
@@ -83,6 +71,8 @@ element("new-chat").addEventListener("click", () => {
   prompt.focus();
 });
 
+if (chat.restore()) hint.remove();
+else element("log").append(hint);
 prompt.focus();
 watchTokens(element("log"), element("bubble"));
 watchStatus();

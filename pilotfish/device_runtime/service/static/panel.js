@@ -1,12 +1,16 @@
 // The panel: requests the status each second and shows it, or that the service does not answer.
 
+import { duration, percent, rate, seconds, setText } from "./figures.js";
+import { offerProtocols } from "./options.js";
+import { showOutage } from "./outage.js";
+import { drawLine, roundUp } from "./pictures.js";
 import { request } from "./service.js";
 
 const PAUSE = 1000; // ms between two requests
 // ms: longest pause while the service does not answer, and the pause of a hidden page
 const LONGEST_PAUSE = 8000;
 const TIMEOUT = 5000; // ms
-const RECENT_S = 10; // the panel shows the age of older readings
+const RECENT_S = 10; // s: the panel shows the age of older readings
 const STAGES = ["draft", "encode", "uplink", "queue", "verify", "downlink", "settle"];
 
 const element = (id) => document.getElementById(id);
@@ -49,13 +53,14 @@ function showNoService(pause) {
   const banner = element("unreachable");
   setText(banner, `The service does not answer. The page tries again in ${Math.round(pause / 1000)} s.`);
   banner.hidden = false;
+  showOutage(null);
   setLamp("gone", "no service");
 }
 
 /** Format the accepted share of each source's hints: "device 93 %, text 40 %"; null without hints. */
 function hintShares(hints) {
   const shares = Object.entries(hints ?? {}).map(
-    ([source, { drafted, accepted }]) => `${source} ${percent(accepted / drafted)}`,
+    ([source, { drafted, accepted }]) => `${source}\u00a0${percent(accepted / drafted)}`,
   );
   return shares.join(", ") || null;
 }
@@ -63,6 +68,8 @@ function hintShares(hints) {
 function showStatus(status) {
   const { link, acceptance, rounds, protocol, lanes, energy } = status;
   showLink(link, status.edge);
+  showOutage(link, status.on_link_loss);
+  offerProtocols(status.protocols);
   setText(element("acceptance"), percent(acceptance.recent));
   element("acceptance-meter").value = acceptance.recent ?? 0;
   setText(element("acceptance-total"), percent(acceptance.total));
@@ -70,11 +77,10 @@ function showStatus(status) {
   showOptional("forgiven", status.forgiven || null, (count) => `${count} drafted tokens`);
   showOptional("deviation", status.deviation || null, (mean) => `${percent(mean)} a position`);
   setText(element("round-tokens"), rounds ? rounds.tokens.toFixed(2) : "–");
-  setText(element("speed"), status.last ? `${status.last.tokens_per_s.toFixed(1)} tokens/s` : "–");
-  const window = protocol?.window ? `, window ${protocol.window}` : "";
-  setText(element("protocol"), protocol ? protocol.name + window : "–");
-  setText(element("reason"), protocol?.reason ?? "");
+  setText(element("speed"), speed(status));
+  showProtocol(status);
   showStages(rounds);
+  showHistory(status.history);
   const waiting = lanes.waiting ? `, ${lanes.waiting} waiting` : "";
   setText(element("lanes"), `${lanes.running} of ${lanes.total}${waiting}`);
   showOptional("power", energy?.watts, (watts) => `${watts.toFixed(1)} W`);
@@ -87,18 +93,39 @@ function showStatus(status) {
   }
 }
 
+/** Format the speed now, or that of the last answer while none runs. */
+function speed({ tokens_per_s: now, last, lanes }) {
+  if (now !== null) return `${now.toFixed(1)} tokens/s now`;
+  return last && !lanes.running ? `${last.tokens_per_s.toFixed(1)} tokens/s, last answer` : "–";
+}
+
+/** Show the protocol of the running answer's rounds; else the last answer's, and why it was taken. */
+function showProtocol({ rounds, protocol: last, protocols, lanes }) {
+  const current = lanes.running && rounds ? { name: rounds.protocol, window: rounds.window } : last;
+  const hasWindow = protocols.some(({ name, window }) => window && name === current?.name);
+  const window = current?.window && hasWindow ? `, window ${current.window}` : "";
+  setText(element("protocol"), current ? current.name + window : "–");
+  setText(element("reason"), (current === last && last?.reason) || "");
+}
+
+function showHistory({ step_s: step, acceptance, rtt_s: rtts, away }) {
+  const span = duration(step * away.length).replace(" 0 s", "");
+  const shared = { away, span };
+  const acceptancePicture = { ...shared, values: acceptance, top: 1, format: percent };
+  drawLine(element("acceptance-picture"), acceptancePicture);
+  const top = roundUp(Math.max(...rtts, 0), 0.001);
+  drawLine(element("rtt-picture"), { ...shared, values: rtts, top, format: seconds });
+}
+
 function showLink(link, edge) {
   if (link.up === null || !edge) {
     setLamp("unknown", edge ? "link unknown" : "no edge");
     setText(element("link-state"), edge ? "unknown" : "no edge: the drafter answers alone");
   } else {
-    const since = `${link.state} for ${duration(link.since_s)}`;
+    const since = `${link.state} for ${duration(link.away_s ?? link.since_s)}`;
     setLamp(link.up ? "up" : "down", `link ${since}`);
     setText(element("link-state"), since);
   }
-  showOptional("link-problem", link.up ? null : link.message, (message) =>
-    link.remedy ? `${message} Remedy: ${link.remedy}.` : message,
-  );
   const jitter = link.jitter ? ` ± ${seconds(link.jitter.value)}` : "";
   setText(element("rtt"), formatReading(link.rtt, (value) => seconds(value) + jitter));
   setText(element("up"), formatReading(link.goodput_up, rate));
@@ -150,39 +177,9 @@ function showOptional(id, value, format) {
   if (known) setText(element(id), format(value));
 }
 
-/** Set an element's text if it changes; the same text would be announced and painted again. */
-function setText(target, text) {
-  if (target.textContent !== text) target.textContent = text;
-}
-
 /** Format a measured value, with its age if the age exceeds RECENT_S. */
 function formatReading(measured, format) {
   if (!measured) return "–";
   const age = measured.age_s > RECENT_S ? `, ${duration(measured.age_s)} ago` : "";
   return format(measured.value) + age;
-}
-
-function percent(share) {
-  return share === null ? "–" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)}\u00a0%`;
-}
-
-function seconds(value) {
-  if (value < 0.000_995) return `${(1e6 * value).toFixed(0)}\u00a0µs`;
-  if (value < 0.9995) return `${(1e3 * value).toFixed(value < 0.00995 ? 1 : 0)}\u00a0ms`;
-  return `${value.toFixed(1)}\u00a0s`;
-}
-
-/** Format a duration in whole seconds, minutes, hours or days. value: seconds. */
-function duration(value) {
-  const whole = Math.round(value);
-  if (whole < 60) return `${whole} s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
-  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
-  return `${Math.floor(whole / 86400)} d ${Math.floor((whole % 86400) / 3600)} h`;
-}
-
-function rate(bps) {
-  if (bps < 1e6) return `${(bps / 1e3).toFixed(0)}\u00a0kbit/s`;
-  if (bps < 1e9) return `${(bps / 1e6).toFixed(bps < 1e7 ? 1 : 0)}\u00a0Mbit/s`;
-  return `${(bps / 1e9).toFixed(1)}\u00a0Gbit/s`;
 }

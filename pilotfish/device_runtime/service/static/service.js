@@ -25,6 +25,9 @@ export async function request(path, { timeout, signal, headers, ...options } = {
   }
 }
 
+/** Whether the user has entered an API key in this tab. */
+export const hasKey = () => sessionStorage.getItem(STORED) !== null;
+
 /** Ask the user for a key; all waiting requests share one dialog. refused: whether a key was refused. */
 function askForKey(refused) {
   keyRequest ??= new Promise((resolve) => {

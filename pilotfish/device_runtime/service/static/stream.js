@@ -2,16 +2,21 @@
 
 import { request } from "./service.js";
 
+let model = "pilotfish"; // name of the service's model, as the service last told it
+
+export const modelName = () => model;
+
 /**
  * Request an answer and yield its chunks, parsed; throws the service's error.
  * fields: fields of the request other than `model` and `stream`.
  */
 export async function* chunks(fields, signal) {
   const models = await throwIfFailed(await request("v1/models", { signal }));
+  model = (await models.json()).data[0].id;
   const response = await request("v1/chat/completions", {
     method: "POST",
     headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ model: (await models.json()).data[0].id, stream: true, ...fields }),
+    body: JSON.stringify({ model, stream: true, ...fields }),
     signal,
   });
   for await (const data of events((await throwIfFailed(response)).body)) {

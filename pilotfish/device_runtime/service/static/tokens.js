@@ -64,10 +64,14 @@ export class TokenText {
     element.classList.add("tokens");
   }
 
-  /** Add a piece. Pieces with unknown tokens and the same kind share a span. */
-  add({ text, kind, entries }) {
+  /**
+   * Add a piece to `target`, an element within this one. Pieces with unknown tokens and the same kind
+   * share a span.
+   */
+  add({ text, kind, entries }, target = this.#element) {
     const known = { origin: ORIGINS.has(kind?.origin) ? kind.origin : "", key: Boolean(kind?.key) };
-    if (!entries && isOfKind(this.#last, known) && !entriesBySpan.has(this.#last)) {
+    const continues = this.#last?.parentElement === target && isOfKind(this.#last, known);
+    if (!entries && continues && text[0] !== "\n" && !entriesBySpan.has(this.#last)) {
       this.#last.firstChild.appendData(text);
       return;
     }
@@ -76,7 +80,7 @@ export class TokenText {
     const [, space, word] = /^(\s*)(.*)$/su.exec(text);
     this.#last = word || entries ? createSpan(word || space, known) : null;
     if (this.#last && !word) this.#last.classList.add("blank");
-    this.#element.append(...[word ? space : "", this.#last ?? space].filter(Boolean));
+    target.append(...[word ? space : "", this.#last ?? space].filter(Boolean));
     if (!entries) return;
     entriesBySpan.set(this.#last, entries);
     if (this.#element.tabIndex === 0) return;
@@ -86,9 +90,9 @@ export class TokenText {
   }
 }
 
-/** Whether a span, if there is one, is of this kind. */
+/** Whether a span is of this kind. */
 const isOfKind = (span, { origin, key }) =>
-  span?.dataset.origin === origin && (span.dataset.key !== undefined) === key;
+  span.dataset.origin === origin && (span.dataset.key !== undefined) === key;
 
 /** Create a span in the colour of an origin; origin "" has no colour. */
 function createSpan(text, { origin, key }) {
