@@ -93,8 +93,10 @@ class ServiceDaemon:
         self._code = 0
         self._stopping = False
 
-    async def run(self, listener: socket.socket, announce: Callable[[str], None]) -> int:
-        """Serve on this socket until a signal; return the exit code."""
+    async def run(
+        self, listener: socket.socket, announce: Callable[[str], None], lifeline: int | None
+    ) -> int:
+        """Serve on this socket until a signal; see `serve`. Returns the exit code."""
         self._lanes = Lanes(
             self._devices,
             places=self._config.queue,
@@ -114,6 +116,8 @@ class ServiceDaemon:
             while not self._server.started and not serving.done():
                 await asyncio.sleep(0.005)
             self._obey_signals()
+            if lifeline is not None:
+                asyncio.get_running_loop().add_reader(lifeline, self._stop_at_once, lifeline)
             host, port = listener.getsockname()[:2]
             self._supervisor.ready(self._line())
             self._inspection.start()
@@ -153,6 +157,12 @@ class ServiceDaemon:
         self._lanes.refuse_waiting()
         self._server.should_exit = True
         asyncio.get_running_loop().call_later(drain_s, self._lanes.interrupt)
+
+    def _stop_at_once(self, lifeline: int) -> None:
+        """Stop and interrupt the answers: the other end of the lifeline has ended."""
+        asyncio.get_running_loop().remove_reader(lifeline)
+        self._stop(signal.SIGTERM)
+        self._lanes.interrupt()
 
     def _reload(self) -> None:
         """Read keys and configuration again.
