@@ -173,9 +173,8 @@ def _cut_short(tokens: int, most: int) -> str:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    from pilotfish.device_runtime.service.serve import serve
-
     require_service()
+    from pilotfish.device_runtime.service.serve import serve
 
     def config_of(args: argparse.Namespace) -> ServiceConfig:
         config = from_args(args, ServiceConfig, request=_defaults_of(args))

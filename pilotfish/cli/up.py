@@ -54,9 +54,9 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    require_service()
     from pilotfish.device_runtime.service.serve import serve
 
-    require_service()
     request = Request(protocol=AUTO, max_tokens=None, temperature=None)
     config = from_args(args, ServiceConfig, without=_OWN_FIELDS, request=request)
     if args.listen is None:

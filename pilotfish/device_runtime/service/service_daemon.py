@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from pilotfish.base.errors import CertificateError, PilotfishError
 from pilotfish.base.settings import fixed_changes, with_live_changes
 from pilotfish.base.supervisor import Supervisor, summarize
+from pilotfish.base.terminal import Terminal
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import ServiceConfig
 from pilotfish.device_runtime.record import Generation
@@ -92,6 +93,7 @@ class ServiceDaemon:
         self._trouble = ""  # faults of the last reload; "": none
         self._code = 0
         self._stopping = False
+        self._terminal = Terminal()
 
     async def run(
         self, listener: socket.socket, announce: Callable[[str], None], lifeline: int | None
@@ -165,10 +167,13 @@ class ServiceDaemon:
         self._lanes.interrupt()
 
     def _reload(self) -> None:
-        """Read keys and configuration again.
+        """Read keys and configuration again, or stop if the terminal was closed.
 
         After any fault everything stays as it was, except that removed API keys are revoked.
         """
+        if self._terminal.closed:
+            self._stop(signal.SIGHUP)
+            return
         self._supervisor.reloading()
         troubles: list[str] = []
         config = self._config
