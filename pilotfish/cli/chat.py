@@ -179,6 +179,8 @@ class Chat:
                     self._screen.show(piece)
             assert self._device.last is not None
             content = self._device.last.turn.content
+            if self._device.last.finish_reason == "length":
+                self._screen.note(f"cut after {len(self._device.last.tokens)} tokens")
         except InterruptedGenerationError:
             if not content:
                 return

@@ -14,12 +14,12 @@ STYLES = {
     "local": "magenta",
 }
 _MEANINGS = {
-    "drafted": "drafted and accepted",
+    "drafted": "accepted draft",
     "forced": "forced by the grammar",
-    "corrected": "the target's correction",
-    "bonus": "the target's bonus",
-    "target": "the target alone",
-    "local": "the drafter alone",
+    "corrected": "correction",
+    "bonus": "bonus",
+    "target": "target alone",
+    "local": "drafter alone",
 }
 
 

@@ -65,7 +65,7 @@ def test_ctrl_c_interrupts_the_answer_and_not_the_chat(long_pair: Pair, tmp_path
             "--protocol", "coupled", "--temperature", 1, "--max-tokens", 20000,
         )  # fmt: skip
         terminal = TerminalProcess(words, environment)
-        assert "the target's correction" in terminal.until("\n> ")
+        assert "accepted draft" in terminal.until("\n> ")
         terminal.send("abc\n")
         begun = len(terminal.until("\x1b[32m", len(terminal.text)))  # a drafted token is green
         terminal.send("\x03")
