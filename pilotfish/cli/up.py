@@ -55,13 +55,13 @@ def add_to(commands: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     require_service()
-    from pilotfish.device_runtime.service.serve import serve
-
     request = Request(protocol=AUTO, max_tokens=None, temperature=None)
     config = from_args(args, ServiceConfig, without=_OWN_FIELDS, request=request)
     if args.listen is None:
         config = structs.replace(config, listen=_free_address(config.listen))
     with both_ends(config, args.target, lanes=config.lanes, context=config.context) as ends:
+        from pilotfish.device_runtime.service.serve import serve  # late: the edge loads meanwhile
+
         config = structs.replace(
             config, draft=ends.draft, edge=ends.edge.endpoint, threads=ends.threads
         )
