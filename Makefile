@@ -33,8 +33,8 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing what the demo needs into $(VENV) (65 MB of wheels) …"
-	@$(INSTALL) -e '.[cpu,export]' $(SHORTLY)
+	@echo "installing what the demo needs into $(VENV) (66 MB of wheels) …"
+	@$(INSTALL) -e '.[cpu,export,serve]' $(SHORTLY)
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python

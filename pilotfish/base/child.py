@@ -44,6 +44,10 @@ class ChildPipe:
         """Send an error to the parent, where `ChildProcess.receive` raises it."""
         self.send({"code": error.code, "message": str(error)})
 
+    def fileno(self) -> int:
+        """Return the descriptor of this end; it is readable once the peer has closed its end."""
+        return self._end.fileno()
+
     def close(self) -> None:
         """Close this end of the pipe."""
         self._end.close()

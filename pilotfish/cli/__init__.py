@@ -16,16 +16,20 @@ from pilotfish.engines.engine_errors import EngineError
 
 # commands; each name is a module of this package
 _COMMANDS = (
-    *("demo", "device", "edge", "probe", "field", "judge", "distill", "emulate", "export"),
-    *("models", "bundle", "flash", "keys", "reload", "selftest"),
+    *("up", "chat", "demo", "device", "edge", "probe", "field", "judge", "distill", "emulate"),
+    *("export", "models", "bundle", "flash", "keys", "reload", "selftest"),
 )
 _PACKAGES = ("field", "judge")  # commands that are packages, with a module for each action
 _IO_ERROR = 74
 _INTERRUPTED = 130
 
 _EXAMPLES = """\
-first steps:
-  pilotfish demo                              both ends on this machine, nothing to prepare
+first steps, with nothing to prepare:
+  pilotfish up                                both ends here, with a chat page and OpenAI's API
+  pilotfish chat                              a chat in this terminal
+  pilotfish demo                              several protocols, compared in a table
+
+two ends, on one machine or two:
   pilotfish export model default --out drafter --precision int4
   pilotfish export model default --out target
   pilotfish keys new edge; pilotfish keys new device; pilotfish keys allow device

@@ -5,8 +5,11 @@ is encrypted. Each process has half of the cores, as if they were two machines.
 """
 
 import argparse
+import shutil
+import sys
 import tempfile
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 from msgspec import Struct
@@ -76,7 +79,7 @@ def _run(args: argparse.Namespace) -> int:
             # a first answer without a measurement, since the first passes of new engines are slow
             device.generate("Hello", protocol="greedy", max_tokens=8)
             screen.notes.print(f"edge process {edge.pid} on {edge.endpoint}, encrypted; ", end="")
-            screen.legend()
+            screen.legend("drafted", "corrected", "bonus")
             # the target alone, at both temperatures: the reference for the other protocols
             plain = dict.fromkeys([(STREAM, 0.0), (STREAM, settings.temperature)])
             sampled = [(name, settings.temperature) for name in ("dsd", "coupled")]
@@ -90,7 +93,23 @@ def _run(args: argparse.Namespace) -> int:
     screen.notes.print(f"greedy over the link {verdict} the target's own greedy output")
     if args.json:
         write_json(args.json, figures)
+    screen.notes.print(
+        f"next: {_this_command()} up    the same pair with a chat page and OpenAI's API",
+        markup=False,
+        soft_wrap=True,
+    )
     return 0
+
+
+def _this_command() -> str:
+    """Return this environment's command `pilotfish` as a user can paste it into a shell here."""
+    script = Path(sys.executable).with_name("pilotfish")
+    if not script.exists():
+        return f"{quote(sys.executable)} -m pilotfish"
+    if shutil.which("pilotfish") == str(script):
+        return "pilotfish"
+    below = script.is_relative_to(Path.cwd())
+    return quote(str(script.relative_to(Path.cwd()) if below else script))
 
 
 def _generate(

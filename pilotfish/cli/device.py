@@ -9,16 +9,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib.util import find_spec
 
 from msgspec import structs
 
 from pilotfish.base.errors import UnsupportedError
-from pilotfish.base.extras import install_command
 from pilotfish.base.progress import FETCHING, ProgressDisplay
+from pilotfish.base.reading import reading_file
 from pilotfish.bridge import read_talk
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
 from pilotfish.cli.default_models import drafter_folder
+from pilotfish.cli.extras import require_service
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import (
     generation_of,
@@ -44,7 +44,6 @@ from pilotfish.device_runtime.link.link_group import LINK_LOG
 from pilotfish.wire.protocols import LOCAL
 from pilotfish.wire.request import AUTO, Request
 
-_EXTRA = ("prometheus_client", "starlette", "uvicorn")
 _SERVE = """\
 Serves OpenAI's API over HTTP: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models.
 Also serves /health, /metrics (Prometheus), /status and a chat page at /. Ctrl-C or SIGTERM stops
@@ -79,14 +78,16 @@ def _add_run(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
         help="answer one prompt",
         description="Answers one prompt. The text goes to stdout, everything else to stderr.",
     )
-    run.add_argument("prompt", help="the user's message; '-' reads it from stdin")
+    run.add_argument(
+        "prompt", nargs="?", help="the user's message (default, and '-': read it from stdin)"
+    )
     add_flags(run, DeviceConfig, on_link_loss="fail")
     generation_options(run, {"temperature": " (default)"}, protocol=AUTO, max_tokens=128)
     talk_options(run)
     prediction_option(run)
     json_option(run)
     run.add_argument("--stats", action="store_true", help="print statistics to stderr")
-    run.set_defaults(run=_run)
+    run.set_defaults(run=_run, usage=run.error)
 
 
 def _add_serve(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
@@ -117,8 +118,7 @@ def _run(args: argparse.Namespace) -> int:
             f"Protocol {args.protocol} needs an edge: name it with --edge, or use --protocol local."
         )
     request = structs.replace(generation_of(args), prediction=prediction_of(args))
-    text = sys.stdin.read() if args.prompt == "-" else args.prompt
-    prompt, _ = read_talk(text, talk_of(args))
+    prompt, _ = read_talk(_prompt_of(args), talk_of(args))
     screen = AnswerScreen(quiet=args.json == "-")
     with ProgressDisplay() as display:
         config = structs.asdict(from_args(args, DeviceConfig))
@@ -146,6 +146,20 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _prompt_of(args: argparse.Namespace) -> str:
+    """Return the prompt, from stdin without the last line's end."""
+    if args.prompt is None and sys.stdin.isatty():
+        args.usage("give the prompt as an argument, or pipe it into the command")
+    if args.prompt in (None, "-"):
+        with reading_file(lambda problem: UnsupportedError(f"stdin cannot be read: {problem}.")):
+            text = sys.stdin.read().removesuffix("\n")
+        if args.prompt is None and not text:
+            args.usage("stdin is empty: give the prompt as an argument, or pipe it in")
+        return text
+    prompt: str = args.prompt
+    return prompt
+
+
 @contextmanager
 def _without_link_log(quiet: bool) -> Iterator[None]:
     """Suppress the link's warnings if ``quiet``, since the command's error says the same."""
@@ -167,13 +181,8 @@ def _cut_short(tokens: int, most: int) -> str:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    require_service()
     from pilotfish.device_runtime.service.serve import serve
-
-    for name in _EXTRA:
-        if find_spec(name) is None:
-            raise UnsupportedError(
-                f"The service needs {name}, which is not installed: {install_command('serve')}."
-            )
 
     def config_of(args: argparse.Namespace) -> ServiceConfig:
         return from_args(args, ServiceConfig, request=_defaults_of(args))

@@ -7,7 +7,7 @@ description, unless the description contains the word "default".
 import argparse
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import UnionType
@@ -27,14 +27,20 @@ _GREATEST_INT = 2**31 - 1
 
 
 def add_flags(
-    parser: "argparse._ActionsContainer", struct: type[Struct], **defaults: object
+    parser: "argparse._ActionsContainer",
+    struct: type[Struct],
+    *,
+    without: Collection[str] = (),
+    **defaults: object,
 ) -> None:
     """Add a flag for each setting, required flags first.
 
-    Defaults: field → default to use instead.
+    without: fields that get no flag. Defaults: field → default to use instead.
     """
     exclusive: dict[str, argparse._ActionsContainer] = {}
     for setting in sorted(settings(struct), key=lambda setting: setting.default is not REQUIRED):
+        if setting.name in without:
+            continue
         if setting.group:
             title = setting.meta.title
             below = parser.add_argument_group(title, setting.meta.description) if title else parser
@@ -67,11 +73,21 @@ def add_flag(parser: "argparse._ActionsContainer", setting: Setting) -> None:
     )
 
 
-def from_args(args: argparse.Namespace, struct: type[_Settings], **others: object) -> _Settings:
-    """Build the settings from the flags. others: field → value to use instead of the flag's."""
+def from_args(
+    args: argparse.Namespace,
+    struct: type[_Settings],
+    *,
+    without: Collection[str] = (),
+    **others: object,
+) -> _Settings:
+    """Build the settings from the flags.
+
+    without: fields that have no flag (`add_flags`) and keep their defaults. others: field → value
+    to use instead of the flag's.
+    """
     table = dict(others)
     for setting in settings(struct):
-        if setting.name in table:
+        if setting.name in table or setting.name in without:
             continue
         if setting.group:
             table[setting.name] = from_args(args, setting.type)

@@ -13,6 +13,14 @@ STYLES = {
     "target": "default",
     "local": "magenta",
 }
+_MEANINGS = {
+    "drafted": "accepted draft",
+    "forced": "forced by the grammar",
+    "corrected": "correction",
+    "bonus": "bonus",
+    "target": "target alone",
+    "local": "drafter alone",
+}
 
 
 class AnswerScreen:
@@ -21,10 +29,13 @@ class AnswerScreen:
     def __init__(self, *, quiet: bool = False) -> None:
         self._out = Console(quiet=quiet, highlight=False, soft_wrap=True)
         self.notes = Console(stderr=True, highlight=False)
+        self._within_line = False  # whether an answer's line has begun and has no end yet
 
     def show(self, piece: Piece) -> None:
         """Write one piece of an answer."""
         self._out.print(Text(piece.text, style=STYLES[piece.origin]), end="")
+        if piece.text:
+            self._within_line = not piece.text.endswith("\n")
 
     def show_text(self, text: Text) -> None:
         """Write a whole answer with its styles."""
@@ -33,11 +44,18 @@ class AnswerScreen:
     def end(self) -> None:
         """End the answer's line."""
         self._out.print()
+        self._within_line = False
 
-    def legend(self) -> None:
-        """Print what the colours mean."""
+    def note(self, text: str) -> None:
+        """Write a dim note to stderr; on a terminal, not into an answer's line."""
+        if self._within_line and self._out.is_terminal:
+            self.end()
+        self.notes.print(Text(text, style="dim"), soft_wrap=True)
+
+    def legend(self, *origins: str) -> None:
+        """Print what the colours of these origins (`Piece.origin`) mean."""
         legend = Text("tokens: ")
-        # origin `forced` is missing, since the demo uses no grammar
-        for origin in ("drafted", "corrected", "bonus"):
-            legend.append(f"{origin} ", style=STYLES[origin])
+        legend.append_text(
+            Text(", ").join(Text(_MEANINGS[origin], style=STYLES[origin]) for origin in origins)
+        )
         self.notes.print(legend)

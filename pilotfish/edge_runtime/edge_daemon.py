@@ -53,14 +53,16 @@ def serve(
     config: EdgeConfig,
     *,
     announce: Callable[[str], None] = lambda endpoint: None,
+    listening: Callable[[str], None] = lambda endpoint: None,
     lifeline: int | None = None,
     reread: Callable[[], EdgeConfig] | None = None,
 ) -> int:
     """Serve until SIGINT or SIGTERM, or until the other end of ``lifeline`` closes.
 
-    announce: function that is called with the endpoint once devices can connect. lifeline: a
-    descriptor. reread: function that reads the configuration again at SIGHUP. Returns the exit
-    code.
+    announce: function that is called with the endpoint once the edge serves. listening: function
+    that is called with the endpoint once devices can connect, before the target is loaded.
+    lifeline: a descriptor. reread: function that reads the configuration again at SIGHUP. Returns
+    the exit code.
     """
     supervisor = Supervisor.from_environment()
     supervisor.extend(_LOADING_S)
@@ -81,6 +83,7 @@ def serve(
         )
         listener = _listen(config, keys, stack)
         settings.start(listener)
+        listening(listener.endpoint)
         waiting = partial(_report_waiting, supervisor, signals, lifeline)
         options = TargetOptions(config, artifact, keys, metrics, waiting)
         try:

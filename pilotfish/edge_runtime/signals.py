@@ -1,10 +1,10 @@
 """Convert signals to events of a descriptor, so that a loop can poll for them."""
 
-import os
 import signal
 import socket
-import sys
 from types import FrameType
+
+from pilotfish.base.terminal import Terminal
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
@@ -21,7 +21,7 @@ class Signals:
     def __init__(self) -> None:
         self._stops: list[int] = []
         self.reload = False
-        self._terminal = sys.stderr.isatty()
+        self._terminal = Terminal()
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
         self._write.setblocking(False)
@@ -52,10 +52,8 @@ class Signals:
             pass
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGHUP:
+        if number != signal.SIGHUP or self._terminal.closed:
             self._stops.append(number)
-        elif self._terminal and not os.isatty(2):
-            self._stops.append(number)  # the process's terminal was closed, so SIGHUP means stop
         else:
             self.reload = True
 

@@ -1,5 +1,6 @@
 """``pilotfish device run``: every protocol and its options, as a user types them."""
 
+import io
 import json
 import subprocess
 import sys
@@ -89,3 +90,26 @@ def test_what_cannot_be_is_refused_in_one_line(
     assert code in (2, 64)
     assert words in reply.splitlines()[-1]
     assert out == ""
+
+
+@pytest.mark.parametrize("words", [[], ["-"]])
+def test_a_prompt_is_read_from_stdin(
+    pair: Pair,
+    edge: EdgeServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+) -> None:
+    flags = ["--edge", edge.endpoint, "--protocol", "greedy"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("abc\n"))
+    assert main(["device", "run", *words, "--draft", str(pair.draft), *flags]) == 0
+    assert capsys.readouterr().out == run_here(capsys, pair, *flags)[1]
+
+
+def test_an_empty_stdin_is_no_prompt(
+    pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    with pytest.raises(SystemExit, match="2"):
+        main(["device", "run", "--draft", str(pair.draft), "--protocol", "local"])
+    assert "give the prompt as an argument" in capsys.readouterr().err

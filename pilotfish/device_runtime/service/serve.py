@@ -36,11 +36,15 @@ def serve(
     *,
     reread: Callable[[], ServiceConfig] | None = None,
     announce: Callable[[str], None] = lambda address: None,
+    await_edge: Callable[[], None] = lambda: None,
+    lifeline: int | None = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code.
+    """Serve until SIGTERM or SIGINT, or until ``lifeline`` is readable; return the exit code.
 
     reread: reads the configuration again, at SIGHUP. announce: called with ``http(s)://HOST:PORT``
-    once requests are accepted.
+    once requests are accepted. await_edge: called when the drafter is loaded, before requests are
+    accepted. lifeline: a descriptor that is readable once the service has nothing
+    left to serve: its edge has ended and will not come back.
     """
     supervisor = Supervisor.from_environment()
     where = _host_and_port(config.listen)
@@ -83,13 +87,14 @@ def serve(
         from pilotfish.device_runtime.service.service_daemon import ServiceDaemon
 
         devices = loading.result()
+        await_edge()
         daemon = ServiceDaemon(
             config, source.name, devices, access, supervisor, reread, inspection, tls
         )
         rounds += [daemon.metrics.add_round, daemon.status.add_round]
         gc.collect()
         gc.freeze()  # exempt loaded objects, which stay, from garbage collection between rounds
-        return asyncio.run(daemon.run(listener, announce))
+        return asyncio.run(daemon.run(listener, announce, lifeline))
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp
 from pilotfish.base.errors import CertificateError, PilotfishError
 from pilotfish.base.settings import fixed_changes, with_live_changes
 from pilotfish.base.supervisor import Supervisor, summarize
+from pilotfish.base.terminal import Terminal
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import ServiceConfig
 from pilotfish.device_runtime.record import Generation
@@ -92,9 +93,12 @@ class ServiceDaemon:
         self._trouble = ""  # faults of the last reload; "": none
         self._code = 0
         self._stopping = False
+        self._terminal = Terminal()
 
-    async def run(self, listener: socket.socket, announce: Callable[[str], None]) -> int:
-        """Serve on this socket until a signal; return the exit code."""
+    async def run(
+        self, listener: socket.socket, announce: Callable[[str], None], lifeline: int | None
+    ) -> int:
+        """Serve on this socket until a signal; see `serve`. Returns the exit code."""
         self._lanes = Lanes(
             self._devices,
             places=self._config.queue,
@@ -114,6 +118,8 @@ class ServiceDaemon:
             while not self._server.started and not serving.done():
                 await asyncio.sleep(0.005)
             self._obey_signals()
+            if lifeline is not None:
+                asyncio.get_running_loop().add_reader(lifeline, self._stop_at_once, lifeline)
             host, port = listener.getsockname()[:2]
             self._supervisor.ready(self._line())
             self._inspection.start()
@@ -154,11 +160,20 @@ class ServiceDaemon:
         self._server.should_exit = True
         asyncio.get_running_loop().call_later(drain_s, self._lanes.interrupt)
 
+    def _stop_at_once(self, lifeline: int) -> None:
+        """Stop and interrupt the answers: the other end of the lifeline has ended."""
+        asyncio.get_running_loop().remove_reader(lifeline)
+        self._stop(signal.SIGTERM)
+        self._lanes.interrupt()
+
     def _reload(self) -> None:
-        """Read keys and configuration again.
+        """Read keys and configuration again, or stop if the terminal was closed.
 
         After any fault everything stays as it was, except that removed API keys are revoked.
         """
+        if self._terminal.closed:
+            self._stop(signal.SIGHUP)
+            return
         self._supervisor.reloading()
         troubles: list[str] = []
         config = self._config

@@ -39,12 +39,13 @@ def serve_node(
     config: NodeConfig,
     *,
     announce: Callable[[str], None] = lambda endpoint: None,
+    listening: Callable[[str], None] = lambda endpoint: None,
     lifeline: int | None = None,
 ) -> int:
     """Serve until SIGINT or SIGTERM, or until the other end of ``lifeline`` closes.
 
-    announce: function that is called with the endpoint once edges can connect. lifeline: a
-    descriptor. Returns the exit code.
+    announce, listening: functions that are called with the endpoint once edges can connect.
+    lifeline: a descriptor. Returns the exit code.
     """
     supervisor = Supervisor.from_environment()
     supervisor.extend(_LOADING_S)
@@ -68,6 +69,7 @@ def serve_node(
         gc.collect()
         gc.freeze()
         signals.take_over()
+        listening(listener.endpoint)
         announce(listener.endpoint)
         _log.info("%s on %s", work.ready.model, listener.endpoint)
         loop = NodeLoop(
