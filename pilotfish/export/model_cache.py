@@ -43,7 +43,6 @@ from pilotfish.export.cached_models import (
     MadeOf,
     ModelRequest,
     cached_models,
-    files_of,
     find_model,
     folder_key,
     identity_of,
@@ -213,11 +212,11 @@ def _export(
     """Export a request's model into the cache; return the folder, marked as in use."""
     from pilotfish.export.model import export_model
     from pilotfish.export.sources import open_source
+    from pilotfish.export.sources.checkpoint import Checkpoint
 
     source = request.source
     is_hub = HUB_ID.fullmatch(source) is not None
     before = "" if is_hub else identity_of(source)
-    size = f" ({_megabytes(files_of(Path(source)))})" if os.path.isabs(source) else ""
     try:
         weights = open_source(source, progress)
     except DownloadError as error:
@@ -228,6 +227,7 @@ def _export(
         notify(f"the artifact of {source} is up to date")
         return folder
     precision = _precision(request, weights)
+    size = f" ({_megabytes(weights.hashed_files())})" if isinstance(weights, Checkpoint) else ""
     notify(f"exporting {source}{size} in {precision}, once: later starts take {folder}")
     began_s = time.monotonic()
     try:

@@ -136,8 +136,8 @@ def test_an_export_asks_systemd_for_more_time_to_start(tmp_path: Path) -> None:
     for _ in range(2):
         systemd.received.clear()
         with running("--target", source, systemd=systemd):
-            told = [message for _, message in systemd.received]
-        extensions.append(sum("EXTEND_TIMEOUT_USEC" in message for message in told))
+            messages = [message for _, message in systemd.received]
+        extensions.append(sum("EXTEND_TIMEOUT_USEC" in message for message in messages))
     cold, warm = extensions
     assert cold > warm
 

@@ -68,12 +68,12 @@ def test_the_role_and_the_source_choose_the_precision(
         source = write_directory(tmp_path / "model")
     else:
         source = write_gguf(tmp_path / "model.gguf", kind=gguf.GGMLQuantizationType[kind])
-    said: list[str] = []
-    folder = fetch_model(source, role, provider="cpu", notify=said.append)
+    lines: list[str] = []
+    folder = fetch_model(source, role, provider="cpu", notify=lines.append)
     assert folder.parent == cache
     assert Artifact.open(folder).manifest.precision == precision
-    assert f"in {precision}, once" in said[0]
-    assert f"{source} (0 MB)" in said[0]
+    assert f"in {precision}, once" in lines[0]
+    assert f"{source} (0 MB)" in lines[0]
     warm = subprocess.run(
         [sys.executable, "-c", WARM, source, role], capture_output=True, text=True, check=False
     )

@@ -51,7 +51,7 @@ def test_hub_id(tmp_path: Path) -> None:
             assert output.startswith(f"hub owner/tiny {COMMIT} tiny config.json model-00001")
             assert "(32,)" in output
         # Only what is needed, and once.
-        assert sorted(hub.given) == [
+        assert sorted(hub.sent) == [
             "config.json",
             "model-00001-of-00002.safetensors",
             "model-00002-of-00002.safetensors",
@@ -73,7 +73,7 @@ def test_a_tokenizer_in_another_form_and_named_templates_are_fetched(tmp_path: P
     with serving_hub(folder) as hub:
         output = open_in_process(hub, tmp_path / "home", "owner/tiny")
         assert "config.json model.safetensors tokenizer.model\n" in output
-        assert sorted(hub.given) == [
+        assert sorted(hub.sent) == [
             "additional_chat_templates/tool_use.jinja",
             "chat_template.jinja",
             "config.json",
@@ -91,7 +91,7 @@ def test_what_is_not_supported_costs_no_download(tmp_path: Path) -> None:
             output = open_in_process(hub, tmp_path / f"home-{number}", "owner/tiny")
             assert "ExportError" in output
             assert "config.json: " in output
-            assert hub.given == ["config.json"]
+            assert hub.sent == ["config.json"]
 
 
 def test_an_unreachable_hub(tmp_path: Path) -> None:
@@ -139,4 +139,4 @@ def test_a_file_of_another_size_than_announced_is_refused(tmp_path: Path) -> Non
         assert "should be of size" in output
         hub.short.clear()
         assert "(32,)" in open_in_process(hub, tmp_path / "home", "owner/tiny")
-        assert hub.given.count("config.json") == 1  # what had arrived whole was kept
+        assert hub.sent.count("config.json") == 1  # what had arrived whole was kept
