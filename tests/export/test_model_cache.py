@@ -238,9 +238,10 @@ def test_a_hub_id_starts_without_the_hub_and_is_updated_when_asked(
     assert offline.stdout == second.stdout
     manifest = json.loads((Path(second.stdout.strip()) / MANIFEST_NAME).read_text())
     assert manifest["source"]["revision"] == "f" * 40
-    absent = fetch(hub, "-m", "pilotfish", "models", "fetch", "owner/none")
+    absent = fetch(hub, "-m", "pilotfish", "models", "fetch", "owner/tinny")
     assert absent.returncode == 69
-    assert "owner/none is not a file or folder here, and owner/none could not be" in absent.stderr
+    assert "owner/tinny is not a file or folder here, and owner/tinny could not be" in absent.stderr
+    assert "Did you mean owner/tiny?" in absent.stderr
 
 
 def test_a_mark_of_use_survives_no_removal(tmp_path: Path) -> None:

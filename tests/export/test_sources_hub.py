@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.hub import COMMIT, Hub, serving_hub
 from tests.support.sentencepieces import trained, write_model
 from tests.support.small_checkpoints import LLAMA, write_directory
@@ -140,3 +142,20 @@ def test_a_file_of_another_size_than_announced_is_refused(tmp_path: Path) -> Non
         hub.short.clear()
         assert "(32,)" in open_in_process(hub, tmp_path / "home", "owner/tiny")
         assert hub.sent.count("config.json") == 1  # what had arrived whole was kept
+
+
+def test_a_full_disk_says_where_to_free_space(tmp_path: Path) -> None:
+    folder = write_directory(tmp_path / "served")
+    (folder / "large.json").write_bytes(b" " * (2 << 20))
+    home = tmp_path / "home"
+    home.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(home)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    try:
+        with serving_hub(folder) as hub:
+            output = open_in_process(hub, home, "owner/tiny")
+        assert f"the disk is full, so owner/tiny could not be fetched into {home}/hub" in output
+        assert "HF_HOME" in output
+    finally:
+        subprocess.run(["umount", home], check=True)
