@@ -102,12 +102,12 @@ class _ExportReport:
     def progress(self, label: str, done: int, total: int | None) -> None:
         """Show the progress of a stage."""
         self._extend()
-        self._shown().show(label, done, total)
+        self._open_display().show(label, done, total)
 
     def notify(self, sentence: str) -> None:
         """Print a line."""
         self._extend()
-        self._shown().print_above(f"pilotfish: {sentence}")
+        self._open_display().print_above(f"pilotfish: {sentence}")
 
     def close(self) -> None:
         """End the display."""
@@ -119,7 +119,7 @@ class _ExportReport:
             self._extended_s = time.monotonic()
             extend_start(_START_S)
 
-    def _shown(self) -> "ProgressDisplay":
+    def _open_display(self) -> "ProgressDisplay":
         if self._display is None:
             from pilotfish.base.progress import ProgressDisplay  # late: a daemon must start quickly
 

@@ -1,7 +1,7 @@
 """What the cache has: artifacts, their stages and engines, and the downloads that they are made of.
 
 `list_contents` lists it, `remove` removes entries. The hub's own cache is shared with other
-programs: of it, only the models that an artifact was made of are listed.
+programs. From there, only models that an artifact was made of are listed.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ def files_of(path: Path) -> list[Path]:
     """List the files that determine a model: a GGUF file, or those of a checkpoint's folder."""
     if not path.is_dir():
         return [path]
-    found = {file for pattern in CHECKPOINT_FILES for file in path.glob(pattern)}
-    return sorted(file for file in found if file.is_file())
+    files = {file for pattern in CHECKPOINT_FILES for file in path.glob(pattern)}
+    return sorted(file for file in files if file.is_file())
 
 
 def folder_key(request: ModelRequest, identity: str) -> str:

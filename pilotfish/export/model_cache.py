@@ -43,7 +43,6 @@ from pilotfish.export.cached_models import (
     MadeOf,
     ModelRequest,
     cached_models,
-    files_of,
     find_model,
     folder_key,
     identity_of,
@@ -183,25 +182,26 @@ def _is_weights(path: Path) -> bool:
 
 
 def _unknown(name: str) -> ArtifactError:
-    """Build the error for a name of nothing; it proposes names that are alike."""
+    """Build the error for a name of nothing."""
+    return ArtifactError(
+        f"{name!r} does not exist as a file or folder, and is neither {' nor '.join(DEFAULTS)}, "
+        "nor a hub id such as Qwen/Qwen2.5-0.5B-Instruct. A model is one of these, a GGUF file, a "
+        "checkpoint's folder (config.json and safetensors), or the folder of an artifact, which "
+        f"`pilotfish export model SOURCE --out DIR` makes.{_near_names(name)}"
+    )
+
+
+def _near_names(name: str) -> str:
+    """Return a sentence with names in the cache and in the name's folder that are alike, or ""."""
     from difflib import get_close_matches
 
     sources = [model.record.request.source for model in cached_models() if model.record]
     near = get_close_matches(name, [*DEFAULTS, *sources], 2)
     path = Path(name)
     with suppress(OSError):
-        near += [
-            str(path.parent / each)
-            for each in get_close_matches(path.name, os.listdir(path.parent), 2)
-        ]
-    near = list(dict.fromkeys(near))
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
-    return ArtifactError(
-        f"{name!r} does not exist as a file or folder, and is neither {' nor '.join(DEFAULTS)}, "
-        "nor a hub id such as Qwen/Qwen2.5-0.5B-Instruct. A model is one of these, a GGUF file, a "
-        "checkpoint's folder (config.json and safetensors), or the folder of an artifact, which "
-        f"`pilotfish export model SOURCE --out DIR` makes.{hint}"
-    )
+        files = get_close_matches(path.name, os.listdir(path.parent), 2)
+        near += [str(path.parent / file) for file in files]
+    return f" Did you mean {' or '.join(dict.fromkeys(near))}?" if near else ""
 
 
 # Exporting
@@ -213,21 +213,26 @@ def _export(
     """Export a request's model into the cache; return the folder, marked as in use."""
     from pilotfish.export.model import export_model
     from pilotfish.export.sources import open_source
+    from pilotfish.export.sources.checkpoint import Checkpoint
 
     source = request.source
     is_hub = HUB_ID.fullmatch(source) is not None
     before = "" if is_hub else identity_of(source)
-    size = f" ({_megabytes(files_of(Path(source)))})" if os.path.isabs(source) else ""
     try:
         weights = open_source(source, progress)
     except DownloadError as error:
-        raise DownloadError(f"{_not_here(source)}{error}") from error
+        if not is_hub:
+            raise
+        raise DownloadError(
+            f"{source} is not a file or folder here, and {error}.{_near_names(source)}"
+        ) from error
     identity = weights.description.revision or before
     folder = artifacts_directory() / f"{request.slug}-{folder_key(request, identity)}"
     if is_hub and find_model(request, identity) == folder:
         notify(f"the artifact of {source} is up to date")
         return folder
     precision = _precision(request, weights)
+    size = f" ({_megabytes(weights.hashed_files())})" if isinstance(weights, Checkpoint) else ""
     notify(f"exporting {source}{size} in {precision}, once: later starts take {folder}")
     began_s = time.monotonic()
     try:
@@ -267,11 +272,6 @@ def _precision(request: ModelRequest, weights: WeightSource) -> Precision:
 
 def _megabytes(files: Sequence[Path]) -> str:
     return f"{sum(file.stat().st_size for file in files) / 1e6:,.0f} MB"
-
-
-def _not_here(source: str) -> str:
-    """Return the beginning of an error about a hub id, which might be meant for a path."""
-    return f"{source} is not a file or folder here, and " if HUB_ID.fullmatch(source) else ""
 
 
 def _full(source: str, folder: Path) -> CacheFullError:

@@ -136,8 +136,8 @@ def test_an_export_asks_systemd_for_more_time_to_start(tmp_path: Path) -> None:
     for _ in range(2):
         systemd.received.clear()
         with running("--target", source, systemd=systemd):
-            told = [message for _, message in systemd.received]
-        extensions.append(sum("EXTEND_TIMEOUT_USEC" in message for message in told))
+            messages = [message for _, message in systemd.received]
+        extensions.append(sum("EXTEND_TIMEOUT_USEC" in message for message in messages))
     cold, warm = extensions
     assert cold > warm
 
@@ -167,5 +167,8 @@ def test_a_service_drafts_with_a_checkpoint(tmp_path: Path, cache: Path) -> None
         )
         assert answer.usage is not None
         assert answer.usage.completion_tokens > 0
+        service.process.send_signal(signal.SIGHUP)  # the name of the drafter stays
+        service.until("reloaded")
+        assert not [line for line in service.lines if "restart the service" in line]
     names = sorted(each.name.rpartition("-")[0] for each in (cache / "artifacts").glob("[!.]*"))
     assert names == ["drafter-drafter", "target-fp32"]

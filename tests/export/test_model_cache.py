@@ -68,12 +68,12 @@ def test_the_role_and_the_source_choose_the_precision(
         source = write_directory(tmp_path / "model")
     else:
         source = write_gguf(tmp_path / "model.gguf", kind=gguf.GGMLQuantizationType[kind])
-    said: list[str] = []
-    folder = fetch_model(source, role, provider="cpu", notify=said.append)
+    lines: list[str] = []
+    folder = fetch_model(source, role, provider="cpu", notify=lines.append)
     assert folder.parent == cache
     assert Artifact.open(folder).manifest.precision == precision
-    assert f"in {precision}, once" in said[0]
-    assert f"{source} (0 MB)" in said[0]
+    assert f"in {precision}, once" in lines[0]
+    assert f"{source} (0 MB)" in lines[0]
     warm = subprocess.run(
         [sys.executable, "-c", WARM, source, role], capture_output=True, text=True, check=False
     )
@@ -238,9 +238,10 @@ def test_a_hub_id_starts_without_the_hub_and_is_updated_when_asked(
     assert offline.stdout == second.stdout
     manifest = json.loads((Path(second.stdout.strip()) / MANIFEST_NAME).read_text())
     assert manifest["source"]["revision"] == "f" * 40
-    absent = fetch(hub, "-m", "pilotfish", "models", "fetch", "owner/none")
+    absent = fetch(hub, "-m", "pilotfish", "models", "fetch", "owner/tinny")
     assert absent.returncode == 69
-    assert "owner/none is not a file or folder here, and owner/none could not be" in absent.stderr
+    assert "owner/tinny is not a file or folder here, and owner/tinny could not be" in absent.stderr
+    assert "Did you mean owner/tiny?" in absent.stderr
 
 
 def test_a_mark_of_use_survives_no_removal(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.hub import COMMIT, Hub, serving_hub
 from tests.support.sentencepieces import trained, write_model
 from tests.support.small_checkpoints import LLAMA, write_directory
@@ -51,7 +53,7 @@ def test_hub_id(tmp_path: Path) -> None:
             assert output.startswith(f"hub owner/tiny {COMMIT} tiny config.json model-00001")
             assert "(32,)" in output
         # Only what is needed, and once.
-        assert sorted(hub.given) == [
+        assert sorted(hub.sent) == [
             "config.json",
             "model-00001-of-00002.safetensors",
             "model-00002-of-00002.safetensors",
@@ -73,7 +75,7 @@ def test_a_tokenizer_in_another_form_and_named_templates_are_fetched(tmp_path: P
     with serving_hub(folder) as hub:
         output = open_in_process(hub, tmp_path / "home", "owner/tiny")
         assert "config.json model.safetensors tokenizer.model\n" in output
-        assert sorted(hub.given) == [
+        assert sorted(hub.sent) == [
             "additional_chat_templates/tool_use.jinja",
             "chat_template.jinja",
             "config.json",
@@ -91,7 +93,7 @@ def test_what_is_not_supported_costs_no_download(tmp_path: Path) -> None:
             output = open_in_process(hub, tmp_path / f"home-{number}", "owner/tiny")
             assert "ExportError" in output
             assert "config.json: " in output
-            assert hub.given == ["config.json"]
+            assert hub.sent == ["config.json"]
 
 
 def test_an_unreachable_hub(tmp_path: Path) -> None:
@@ -139,4 +141,21 @@ def test_a_file_of_another_size_than_announced_is_refused(tmp_path: Path) -> Non
         assert "should be of size" in output
         hub.short.clear()
         assert "(32,)" in open_in_process(hub, tmp_path / "home", "owner/tiny")
-        assert hub.given.count("config.json") == 1  # what had arrived whole was kept
+        assert hub.sent.count("config.json") == 1  # what had arrived whole was kept
+
+
+def test_a_full_disk_says_where_to_free_space(tmp_path: Path) -> None:
+    folder = write_directory(tmp_path / "served")
+    (folder / "large.json").write_bytes(b" " * (2 << 20))
+    home = tmp_path / "home"
+    home.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(home)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("no file system can be mounted here")
+    try:
+        with serving_hub(folder) as hub:
+            output = open_in_process(hub, home, "owner/tiny")
+        assert f"the disk is full, so owner/tiny could not be fetched into {home}/hub" in output
+        assert "HF_HOME" in output
+    finally:
+        subprocess.run(["umount", home], check=True)

@@ -25,7 +25,7 @@ NAME = "owner/tiny"
 class Hub:
     """The state of the hub; requests read it.
 
-    address: for HF_ENDPOINT. given: names of the files that were sent, in order. ranges: the values
+    address: for HF_ENDPOINT. sent: names of the files that were sent, in order. ranges: the values
     of the header Range.
     """
 
@@ -35,7 +35,7 @@ class Hub:
         self.address = ""
         self.cut: set[str] = set()
         self.short: set[str] = set()
-        self.given: list[str] = []
+        self.sent: list[str] = []
         self.ranges: list[str] = []
 
     @property
@@ -146,7 +146,7 @@ class _Answers(BaseHTTPRequestHandler):
             self.wfile.write(data[start : len(data) // 2])
             self.close_connection = True
             return
-        hub.given.append(name)
+        hub.sent.append(name)
         self.wfile.write(data[start:end])
 
     def _send(self, value: object) -> None:

@@ -102,10 +102,10 @@ def _near_names(location: str) -> str:
 
     name = location.partition("/")[2]
     try:
-        found = [each.id for each in HfApi().list_models(search=name, limit=MOST_NEAR)]
+        names = [each.id for each in HfApi().list_models(search=name, limit=MOST_NEAR)]
     except Exception:  # the error is about the name; a search that fails adds nothing
         return ""
-    return f"did you mean {' or '.join(found)}? Else " if found else ""
+    return f"did you mean {' or '.join(names)}? Else " if names else ""
 
 
 @contextmanager

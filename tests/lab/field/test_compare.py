@@ -311,7 +311,7 @@ def test_no_drafter_and_nothing_to_resume(pair, capsys):
     for options in (["--target", pair.target], [pair.draft, "--target", pair.target, "--resume"]):
         with pytest.raises(SystemExit):
             run(*options)
-    assert "name the drafters' artifacts" in capsys.readouterr().err
+    assert "name the drafters" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
