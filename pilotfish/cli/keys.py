@@ -1,4 +1,4 @@
-"""``pilotfish keys``: make, list and rotate keys, allow and deny devices."""
+"""``pilotfish keys``: make, list and rotate keys; invite, allow and deny devices."""
 
 import argparse
 import json
@@ -13,6 +13,8 @@ from rich.table import Table
 
 from pilotfish.base.errors import ConfigError, KeysError
 from pilotfish.cli.configuration import read_settings
+from pilotfish.cli.flags import add_flags, from_args
+from pilotfish.cli.invite import InvitationSettings, invite
 from pilotfish.cli.options import Commands, choices_of
 from pilotfish.deploy import signatures
 from pilotfish.wire import keys, rotation
@@ -21,6 +23,7 @@ SETTINGS = Path("/etc/pilotfish")  # configuration of installed services
 # services with an allow-list; the settings of each are in SETTINGS/NAME.toml
 _EDGES = ("edge", "worker")
 _SERVICES = (*_EDGES, keys.DEVICE)
+_EDGE_WITHIN_S = 10.0  # time (s) in which a running edge notices an invitation, even during a pass
 
 
 def add_to(commands: Commands) -> None:
@@ -71,6 +74,17 @@ def add_to(commands: Commands) -> None:
         "--name", help="the device's name in the allow-list (default: the name of the key file)"
     )
     allow.set_defaults(run=_allow)
+    invitation = actions.add_parser(
+        "invite",
+        parents=[common],
+        help="print a line that enrols one device",
+        description="Invites one device of a running edge: prints a line for the device, "
+        "`pilotfish device up …`, and waits until the device is on the allow-list, which takes effect at "
+        "once. The line holds a one-time secret. It ends with its first use, with its time, with "
+        "the fifth wrong request, and when this command is stopped. docs/keys.md has the details.",
+    )
+    add_flags(invitation, InvitationSettings)
+    invitation.set_defaults(run=_invite)
     deny = actions.add_parser(
         "deny",
         parents=[common],
@@ -125,6 +139,12 @@ def _allow(args: argparse.Namespace) -> int:
         public = folder / f"{args.public}.pub"
     print(keys.allow(folder, public, args.name))
     _advise(folder, "The edge accepts this device after its next reload")
+    return 0
+
+
+def _invite(args: argparse.Namespace) -> int:
+    folder = _folder(args.keys, _EDGES)
+    invite(folder, from_args(args, InvitationSettings), _EDGE_WITHIN_S)
     return 0
 
 

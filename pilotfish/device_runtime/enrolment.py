@@ -120,10 +120,10 @@ def _name_of(header: bytes | memoryview) -> str:
     raise from_code(reply.code, reply.message)
 
 
-def _is_admitted(endpoint: str, own: DeviceKeys) -> bool:
-    """Return whether the edge admits this device's own key: an earlier attempt enrolled it."""
+def _is_admitted(endpoint: str, identity: DeviceKeys) -> bool:
+    """Return whether the edge admits this device's keys: an earlier attempt enrolled them."""
     until_s = time.monotonic() + _RESEND_S
-    with closing(EdgeChannel(endpoint, own, _REPLY_BYTES)) as channel:
+    with closing(EdgeChannel(endpoint, identity, _REPLY_BYTES)) as channel:
         while not channel.connected and (left_s := until_s - time.monotonic()) > 0:
             channel.receive_raw(min(left_s, 1.0))
             if channel.attempts.refuses_key:

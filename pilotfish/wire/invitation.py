@@ -30,7 +30,7 @@ PREFIX: Final = "pf1_"
 ENROL_BYTES: Final = 512  # maximum bytes of a request; it has no frames
 _KEY_BYTES, _CHECKSUM_BYTES = 32, 4
 _MAX_ADDRESS_BYTES = 300
-_MAX_TEXT = 4096  # maximum characters of a text that is searched for a line
+MOST_TEXT: Final = 4096  # maximum characters of a text that is searched for a line
 
 PublicKey = Annotated[bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES)]
 
@@ -94,7 +94,7 @@ def parse_line(text: str) -> Invitation:
 
     Raises `InvitationError` if it was cut or garbled.
     """
-    words = text[:_MAX_TEXT].split()
+    words = text[:MOST_TEXT].split()
     starts = [at for at, word in enumerate(words) if word.startswith(PREFIX)]
     if not starts:
         raise InvitationError(

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple
+from weakref import finalize
 
 import zmq
 from zmq.utils import z85
@@ -69,6 +70,7 @@ class Inviter:
         self._wrong = 0
         self._device: EnrolledDevice | None = None
         self._listening, self._path = invitation_socket.listen(directory, secrets.token_hex(8))
+        self._remove = finalize(self, self._path.unlink, missing_ok=True)  # also at exit
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listening, selectors.EVENT_READ)
 
@@ -113,7 +115,7 @@ class Inviter:
 
     def close(self) -> None:
         """End the invitation: edges stop to admit the one-time key at once."""
-        self._path.unlink(missing_ok=True)
+        self._remove()
         for key in [*self._selector.get_map().values()]:
             assert isinstance(key.fileobj, socket.socket)
             self._selector.unregister(key.fileobj)
