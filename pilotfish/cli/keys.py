@@ -79,9 +79,10 @@ def add_to(commands: Commands) -> None:
         parents=[common],
         help="print a line that enrols one device",
         description="Invites one device of a running edge: prints a line for the device, "
-        "`pilotfish device up …`, and waits until the device is on the allow-list, which takes effect at "
-        "once. The line holds a one-time secret. It ends with its first use, with its time, with "
-        "the fifth wrong request, and when this command is stopped. docs/keys.md has the details.",
+        "`pilotfish device up …`, and waits until the device is on the allow-list, which takes "
+        "effect at once. The line holds a one-time secret. It ends with its first use, with its "
+        "time, with the fifth wrong request, and when this command is stopped. docs/keys.md has "
+        "the details.",
     )
     add_flags(invitation, InvitationSettings)
     invitation.set_defaults(run=_invite)
