@@ -37,6 +37,7 @@ ADDRESS_FILE: Final = "edge.address"
 WAIT_S: Final = 30.0  # time (s) in which the edge must answer
 _REPLY_BYTES = 4096  # maximum bytes of an edge's answer
 _MAX_ADDRESS_BYTES = 512
+_POLL_S = 0.1  # interval (s) between looks at the attempts to connect
 _RESEND_S = 5.0  # time (s) after which the request is sent again
 
 
@@ -106,7 +107,7 @@ def _ask(endpoint: str, once: DeviceKeys, request: EnrolRequest, within_s: float
                 sent_s = now_s
             elif not channel.connected:
                 sent_s = 0.0
-            message = channel.receive_raw(min(left_s, 1.0))
+            message = channel.receive_raw(min(left_s, _POLL_S))
             if message is not None:
                 return _name_of(message[0])
             _raise_lasting_failure(endpoint, channel)
@@ -125,7 +126,7 @@ def _is_admitted(endpoint: str, identity: DeviceKeys) -> bool:
     until_s = time.monotonic() + _RESEND_S
     with closing(EdgeChannel(endpoint, identity, _REPLY_BYTES)) as channel:
         while not channel.connected and (left_s := until_s - time.monotonic()) > 0:
-            channel.receive_raw(min(left_s, 1.0))
+            channel.receive_raw(min(left_s, _POLL_S))
             if channel.attempts.refuses_key:
                 return False
         return channel.connected

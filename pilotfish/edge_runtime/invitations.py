@@ -51,7 +51,7 @@ class _Relay:
 class Invitations:
     """The open invitations of an edge with keys, by one-time public key (``open``).
 
-    on_enrolled: called when an inviter has added a device to the allow-list.
+    on_enrolled: called when an inviter has, or may have, added a device to the allow-list.
     """
 
     def __init__(
@@ -143,6 +143,8 @@ class Invitations:
         if self.open.pop(relay.public, None) is not None:
             self._apply()
             _log.info("an invitation has ended")
+        if relay.waiting:  # the inviter may have been killed after it had allowed a device
+            self._on_enrolled()
         error = AccessDeniedError("This invitation was used, or has ended: make another one.")
         for client in relay.waiting:
             self._send(client, m.Failure(code=error.code, message=str(error)))

@@ -92,10 +92,12 @@ def read_from_inviter(connection: socket.socket) -> OneTimeKey | Answer | None:
 
 
 def _receive(connection: socket.socket) -> bytes:
-    try:
-        return connection.recv(PACKET_BYTES)
-    except ConnectionError:
-        return b""
+    # An end that closes with unread packets resets the connection. The kernel reports that before
+    # the packets which that end had sent, and only once.
+    for _ in range(2):
+        with suppress(ConnectionError):
+            return connection.recv(PACKET_BYTES)
+    return b""
 
 
 def listen(directory: Path, name: str) -> tuple[socket.socket, Path]:

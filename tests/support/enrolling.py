@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,8 +63,10 @@ def inviting(
             with inviter:
                 return inviter.await_device()
 
-        yield Invited(inviter, address, pool.submit(wait))
-        inviter._deadline_s = 0.0  # the thread ends
+        try:
+            yield Invited(inviter, address, pool.submit(wait))
+        finally:
+            inviter._deadline_s = 0.0  # the thread ends
 
 
 def allowed(folder: Path) -> dict[str, bytes]:
@@ -98,6 +101,18 @@ class Recorder(Relay):
         self.up.append(up)
         self.down.append(down)
         return up.extend, down.extend
+
+    def _pass_on(
+        self, source: socket.socket, sink: socket.socket, read: Callable[[bytes], None]
+    ) -> None:
+        """Pass bytes on, and let an end that hangs up do so to the other, which may just read."""
+        with suppress(OSError):
+            while data := source.recv(self.read_bytes):
+                read(data)
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
     @property
     def seen(self) -> bytes:

@@ -7,9 +7,10 @@ an eavesdropper sees.
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import signal
-import sys
+import socket
 import tempfile
 import threading
 import time
@@ -27,7 +28,13 @@ from pilotfish.base.errors import AccessDeniedError, EdgeUnreachableError, Invit
 from pilotfish.device_runtime.enrolment import enrol
 from pilotfish.wire import invitation_socket, keys
 from pilotfish.wire import messages as m
-from pilotfish.wire.invitation import EnrolRequest, Invitation, decode_enrol_reply, parse_line
+from pilotfish.wire.invitation import (
+    EnrolRequest,
+    Invitation,
+    decode_enrol_reply,
+    decode_enrol_request,
+    parse_line,
+)
 from pilotfish.wire.invitation_socket import EdgeIdentity, OneTimeKey, Relayed
 from pilotfish.wire.inviter import MOST_WRONG
 from pilotfish.wire.keys import DeviceKeys
@@ -63,12 +70,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def keyed_edge(pair: Pair, folder: Path) -> Iterator[EdgeServer]:
     with EdgeServer(pair.target, keys=folder, threads=1, connections=64) as server:
         yield server
-
-
-@pytest.fixture
-def listed(folder: Path) -> Iterator[dict[str, bytes]]:
-    """The allow-list before the test, which the test may extend by what it removes again."""
-    yield allowed(folder)
 
 
 def request(key: bytes, name: str = "eve") -> EnrolRequest:
@@ -123,22 +124,14 @@ def test_a_recorded_exchange_does_nothing_when_it_is_replayed(
     keyed_edge: EdgeServer, folder: Path
 ) -> None:
     """The invitation stays open: an inviter that does not answer counts what the edge relays."""
-    public, secret = zmq.curve_keypair()
-    listening, path = invitation_socket.listen(folder, secrets.token_hex(8))
     recorder = Recorder(keyed_edge.endpoint)
-    with listening, closing(recorder):
-        relay, _ = listening.accept()
-        relay.settimeout(WAIT_S)
-        relay.send(m.encode(OneTimeKey(public=public.decode())))
-        identity = invitation_socket.read_from_edge(relay)
-        assert isinstance(identity, EdgeIdentity)
-        once = DeviceKeys(secret, public, identity.public.encode())
+    with closing(recorder), bare_inviter(folder) as (relay, once):
         with RawClient(recorder.endpoint, once) as client:
             client.say(request(zmq.curve_keypair()[0]))
             assert isinstance(invitation_socket.read_from_edge(relay), Relayed)
-            for number, _ in enumerate([*recorder.up] * 2):
+            for recorded in [*recorder.up] * 2:
                 with connected(keyed_edge.endpoint) as replay:
-                    replay.sendall(recorder.up[number % len(recorder.up)])
+                    replay.sendall(recorded)
                     replay.settimeout(2.0)
                     with suppress(OSError):
                         while replay.recv(65536):
@@ -146,8 +139,25 @@ def test_a_recorded_exchange_does_nothing_when_it_is_replayed(
         relay.settimeout(1.0)
         with pytest.raises(TimeoutError):  # nothing else was relayed
             invitation_socket.read_from_edge(relay)
+
+
+@contextmanager
+def bare_inviter(folder: Path) -> Iterator[tuple[socket.socket, DeviceKeys]]:
+    """Open an invitation by hand: its connection to the edge, and the keys in its line."""
+    public, secret = zmq.curve_keypair()
+    listening, path = invitation_socket.listen(folder, secrets.token_hex(8))
+    try:
+        with listening:
+            listening.settimeout(WAIT_S)
+            relay, _ = listening.accept()
+        with relay:
+            relay.settimeout(WAIT_S)
+            relay.send(m.encode(OneTimeKey(public=public.decode())))
+            identity = invitation_socket.read_from_edge(relay)
+            assert isinstance(identity, EdgeIdentity)
+            yield relay, DeviceKeys(secret, public, identity.public.encode())
+    finally:
         path.unlink()
-        relay.close()
 
 
 # Guessed
@@ -299,9 +309,12 @@ def test_a_proxy_without_encryption_learns_nothing(
         proxy.linger = 0
         port = proxy.bind_to_random_port("tcp://127.0.0.1")
         recorder = Recorder(f"tcp://127.0.0.1:{port}")
-        with closing(recorder), inviting(folder, keyed_edge.endpoint) as invited:
-            with pytest.raises(EdgeUnreachableError, match="not an edge with keys"):
-                enrol(invited.by(recorder.endpoint), tmp_path, "board", WAIT_S)
+        with (
+            closing(recorder),
+            inviting(folder, keyed_edge.endpoint) as invited,
+            pytest.raises(EdgeUnreachableError, match="not an edge with keys"),
+        ):
+            enrol(invited.by(recorder.endpoint), tmp_path, "board", WAIT_S)
         assert_hidden(recorder.seen, invited, tmp_path)
 
 
@@ -365,13 +378,15 @@ def test_a_flood_of_strangers_and_of_garbage_disturbs_no_answer(
                 assert device.generate(PROMPT, **GENERATION).tokens == expected
             assert invited.is_open  # strangers cannot end it
             assert outcome(invited.invitation, tmp_path / "board", "flooded") == "flooded"
-        with inviting(folder, keyed_edge.endpoint) as invited:
-            with holder(invited, keyed_edge.endpoint) as client:
-                for _ in range(20_000):
-                    client.send(b"x" * 600)
-                assert device.generate(PROMPT, **GENERATION).tokens == expected
-                with pytest.raises(InvitationError, match="wrong requests"):
-                    invited.device()
+        with (
+            inviting(folder, keyed_edge.endpoint) as invited,
+            holder(invited, keyed_edge.endpoint) as client,
+        ):
+            for _ in range(20_000):
+                client.send(b"x" * 600)
+            assert device.generate(PROMPT, **GENERATION).tokens == expected
+            with pytest.raises(InvitationError, match="wrong requests"):
+                invited.device()
         assert device.generate(PROMPT, **GENERATION).tokens == expected
 
 
@@ -437,6 +452,22 @@ def test_a_killed_inviter_ends_its_invitation(
     assert allowed(folder) == before
 
 
+def test_an_inviter_killed_between_the_list_and_its_answer(
+    keyed_edge: EdgeServer, folder: Path, tmp_path: Path
+) -> None:
+    """The device is on the list, in force at once, and learns so by its own key."""
+    with ThreadPoolExecutor(1) as pool:
+        with bare_inviter(folder) as (relay, once):
+            line = Invitation(keyed_edge.endpoint, once.edge, once.secret)
+            trying = pool.submit(outcome, line, tmp_path, "board")
+            relayed = invitation_socket.read_from_edge(relay)
+            assert isinstance(relayed, Relayed)
+            asked = decode_enrol_request(relayed.header)
+            keys.enrol(folder, z85.encode(asked.key), "killed")
+        assert trying.result(WAIT_S) == ""
+    assert allowed(folder)["killed"] == keys.read_public(tmp_path / "device.pub")
+
+
 def test_a_device_is_enrolled_whole_or_not_at_all(
     keyed_edge: EdgeServer, folder: Path, tmp_path: Path
 ) -> None:
@@ -446,15 +477,14 @@ def test_a_device_is_enrolled_whole_or_not_at_all(
     inviter = start("keys", "invite", "--keys", folder)
     assert inviter.stdout is not None
     line = parse_line(inviter.stdout.readline())
-    limits = os.sys.modules["resource"] if "resource" in sys.modules else __import__("resource")
-    limits.prlimit(inviter.pid, limits.RLIMIT_FSIZE, (0, limits.RLIM_INFINITY))
+    resource.prlimit(inviter.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     once = DeviceKeys(line.secret, line.public, line.edge)
     with RawClient(keyed_edge.endpoint, once) as client:
         for _ in range(MOST_WRONG + 1):  # not the device's fault, so not counted
             assert reply_to(client, m.encode(request(public, "full"))) == "internal"
         assert allowed(folder) == before
         assert not [*(folder / "allowed").glob(".*")]
-        limits.prlimit(inviter.pid, limits.RLIMIT_FSIZE, (limits.RLIM_INFINITY,) * 2)
+        resource.prlimit(inviter.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         assert reply_to(client, m.encode(request(public, "full"))) == "full"
     _, said = inviter.communicate(timeout=WAIT_S)
     assert "full.pub cannot be written" in said
