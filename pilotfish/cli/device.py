@@ -21,6 +21,7 @@ from pilotfish.base.progress import FETCHING, ProgressDisplay
 from pilotfish.bridge import read_talk
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
 from pilotfish.cli.default_models import DEFAULT, drafter_folder
+from pilotfish.cli.enrolment import accept
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import generation_of, generation_options, talk_of, talk_options
 from pilotfish.cli.options import Commands, choices_as, json_option, write_json
@@ -35,9 +36,8 @@ from pilotfish.device_runtime.default_temperature import (
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.draft_advice import check_grammar
-from pilotfish.device_runtime.enrolment import enrol, stored_address
+from pilotfish.device_runtime.enrolment import stored_address
 from pilotfish.device_runtime.link.link_group import LINK_LOG
-from pilotfish.wire.invitation import MOST_TEXT, parse_line
 from pilotfish.wire.keys import default_directory
 from pilotfish.wire.protocols import LOCAL
 from pilotfish.wire.request import AUTO, Request
@@ -207,12 +207,8 @@ def _cut_short(tokens: int, most: int) -> str:
 
 def _up(args: argparse.Namespace) -> int:
     _require_service()  # before the line is used up
-    words = " ".join(args.line)
-    if words:
-        text = sys.stdin.read(MOST_TEXT) if words == "-" else words
-        enrolment = enrol(parse_line(text), args.keys, args.name)
-        who = f"as {enrolment.name}" if enrolment.name else "already"
-        _say(f"this device is enrolled {who} at {enrolment.address}")
+    if args.line:
+        accept(args.line, args.keys, args.name)
     elif args.name is not None:
         raise UnsupportedError("--name is for a line: the edge knows this device by its name.")
     return _serve(args, lambda args: args.edge or stored_address(args.keys), _announce_up)

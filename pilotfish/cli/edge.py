@@ -15,8 +15,8 @@ from pilotfish.cli import edge_worker
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
 from pilotfish.cli.default_models import DEFAULT, target_folder
 from pilotfish.cli.edge_parent import for_parent
+from pilotfish.cli.enrolment import InvitationSettings, invite, invite_command
 from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.cli.invite import InvitationSettings, invite, invite_command
 from pilotfish.cli.options import Commands, choices_as
 from pilotfish.cli.streams import complain
 from pilotfish.edge_runtime.edge_config import EdgeConfig

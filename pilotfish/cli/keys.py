@@ -1,4 +1,4 @@
-"""``pilotfish keys``: make, list and rotate keys; invite, allow and deny devices."""
+"""``pilotfish keys``: make, list and rotate keys; invite, enrol, allow and deny devices."""
 
 import argparse
 import json
@@ -13,10 +13,11 @@ from rich.table import Table
 
 from pilotfish.base.errors import ConfigError, KeysError
 from pilotfish.cli.configuration import read_settings
+from pilotfish.cli.enrolment import InvitationSettings, accept, invite
 from pilotfish.cli.flags import add_flags, from_args
-from pilotfish.cli.invite import InvitationSettings, invite
 from pilotfish.cli.options import Commands, choices_of
 from pilotfish.deploy import signatures
+from pilotfish.device_runtime.enrolment import ADDRESS_FILE
 from pilotfish.wire import keys, rotation
 
 SETTINGS = Path("/etc/pilotfish")  # configuration of installed services
@@ -86,6 +87,19 @@ def add_to(commands: Commands) -> None:
     )
     add_flags(invitation, InvitationSettings)
     invitation.set_defaults(run=_invite)
+    acceptance = actions.add_parser(
+        "accept",
+        parents=[common],
+        help="enrol this device by such a line",
+        description="Enrols this device, whose service is installed, by the line of `keys invite`: "
+        "makes device.key if it is missing, and stores the edge's edge.pub and edge.address. "
+        "(`pilotfish device up LINE` does the same, and serves.)",
+    )
+    acceptance.add_argument("line", nargs="+", metavar="LINE", help="the line; '-': from stdin")
+    acceptance.add_argument(
+        "--name", help="this device's name in the edge's allow-list (default: its host name)"
+    )
+    acceptance.set_defaults(run=_accept)
     deny = actions.add_parser(
         "deny",
         parents=[common],
@@ -146,6 +160,18 @@ def _allow(args: argparse.Namespace) -> int:
 def _invite(args: argparse.Namespace) -> int:
     folder = _folder(args.keys, _EDGES)
     invite(folder, from_args(args, InvitationSettings), _EDGE_WITHIN_S)
+    return 0
+
+
+def _accept(args: argparse.Namespace) -> int:
+    folder = _folder(args.keys, (keys.DEVICE,))
+    address = accept(args.line, folder, args.name)
+    print(folder / ADDRESS_FILE)
+    print(
+        f'pilotfish: for the service, write edge = "{address}" into {_settings(keys.DEVICE)}, and '
+        "run `sudo systemctl restart pilotfish-device`.",
+        file=sys.stderr,
+    )
     return 0
 
 

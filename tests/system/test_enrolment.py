@@ -15,7 +15,7 @@ import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import EdgeUnreachableError, InvitationError, KeysError, UnsupportedError
-from pilotfish.cli.invite import device_address
+from pilotfish.cli.enrolment import device_address
 from pilotfish.device_runtime.enrolment import ADDRESS_FILE, enrol, stored_address
 from pilotfish.wire import keys
 from pilotfish.wire.address import outgoing_address

@@ -12,7 +12,9 @@ import pytest
 
 from pilotfish import Device
 from pilotfish.base.errors import PilotfishError
+from pilotfish.device_runtime.enrolment import enrol
 from pilotfish.wire import keys
+from pilotfish.wire.invitation import parse_line
 from tests.deploy.booted.asking import is_undisturbed, link_losses, stream
 from tests.deploy.booted.conftest import DEVICE, EDGE, ETC, Prepared
 from tests.deploy.booted.machine import Machine
@@ -118,6 +120,39 @@ def test_an_edge_that_starts_within_a_rotation_answers_to_both_keys(
         assert comes_in(machine, prepared, newcomer)
     finally:
         (local / "allowed" / "newcomer.pub").unlink()
+
+
+def test_a_device_is_enrolled_by_a_line(
+    machine: Machine, prepared: Prepared, local: Path, tmp_path: Path
+) -> None:
+    """The service may not write its allow-list; the command of root does, and nobody reloads."""
+    written = machine.root / "root" / "invitation"
+    machine.run(
+        "systemd-run", "--unit=invite", "-p", f"StandardOutput=file:/root/{written.name}",
+        "pilotfish", "keys", "invite", "--device-name", "enrolled",
+    )  # fmt: skip
+    try:
+        machine.until(lambda: written.exists() and "\n" in written.read_text(), "the line")
+        assert "1 invitation open" in machine.show(EDGE, "StatusText")
+        invitation = parse_line(written.read_text())
+        assert invitation.address == "tcp://127.0.0.1:7077"
+        done = machine.on_network(lambda: enrol(invitation, tmp_path))
+        assert done.name == "enrolled"
+        assert comes_in(machine, prepared, tmp_path)
+        assert "enrolled: enrolled, key " in machine.journal("invite")
+        assert not [*(local / "invitations").iterdir()]
+        # a device whose service is installed: the folder of the service
+        machine.run("systemd-run", "--unit=invite2", "-p", "StandardOutput=file:/root/second",
+                    "pilotfish", "keys", "invite")  # fmt: skip
+        second = machine.root / "root" / "second"
+        machine.until(lambda: second.exists() and "\n" in second.read_text(), "the second line")
+        told = machine.run("sh", "-c", "pilotfish keys accept - </root/second")
+        assert "already" not in told
+        assert "enrolled as board at tcp://127.0.0.1:7077" in told
+        assert 'edge = "tcp://127.0.0.1:7077"' in told
+    finally:
+        (local / "allowed" / "enrolled.pub").unlink(missing_ok=True)
+        machine.run("systemctl", "reload", EDGE)
 
 
 def test_the_journal_knows_what_is_serious_and_how_a_service_runs(machine: Machine) -> None:

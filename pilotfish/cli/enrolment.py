@@ -1,10 +1,11 @@
-"""Invite a device: print the line for `pilotfish device up`, and wait until a device has used it.
+"""Enrol a device by one line: `invite` prints it on the edge, `accept` uses it on the device.
 
-The line alone goes to stdout, as a command to paste or to pipe; everything else goes to stderr.
+Only the line goes to stdout, as a command to paste or to pipe; everything else goes to stderr.
 """
 
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
@@ -14,7 +15,9 @@ from msgspec import Struct
 from pilotfish.base.errors import EdgeUnreachableError, UnsupportedError
 from pilotfish.base.settings import setting
 from pilotfish.cli.streams import complain
+from pilotfish.device_runtime.enrolment import enrol
 from pilotfish.wire.address import outgoing_address, require_address, split_listening
+from pilotfish.wire.invitation import MOST_TEXT, parse_line
 from pilotfish.wire.inviter import Inviter
 from pilotfish.wire.transport import is_loopback
 
@@ -72,6 +75,19 @@ def invite(folder: Path, settings: InvitationSettings, edge_within_s: float) -> 
 def invite_command(folder: Path) -> str:
     """Return the command that invites a device of the edge with this key folder."""
     return f"pilotfish keys invite --keys {quote(str(folder))}"
+
+
+def accept(words: Sequence[str], folder: Path, name: str | None) -> str:
+    """Enrol this device by a line, and return the edge's address.
+
+    words: the line; ``-``: read it from stdin. folder: the device's key folder. name: the device's
+    name at the edge; None: its host name. Raises the errors of `parse_line` and `enrol`.
+    """
+    text = sys.stdin.read(MOST_TEXT) if list(words) == ["-"] else " ".join(words)
+    enrolment = enrol(parse_line(text), folder, name)
+    as_name = f"as {enrolment.name}" if enrolment.name else "already"
+    _say(f"this device is enrolled {as_name} at {enrolment.address}")
+    return enrolment.address
 
 
 def device_address(endpoint: str, wish: str | None) -> str:
