@@ -99,12 +99,12 @@ def test_several_invitations_at_a_time(
     keyed_edge: EdgeServer, folder: Path, tmp_path: Path
 ) -> None:
     with (
-        inviting(folder, keyed_edge.endpoint) as one,
+        inviting(folder, keyed_edge.endpoint) as first,
         inviting(folder, keyed_edge.endpoint) as other,
     ):
         assert outcome(other.invitation, tmp_path / "b", "desk-b") == "desk-b"
-        assert one.is_open
-        assert outcome(one.invitation, tmp_path / "a", "desk-a") == "desk-a"
+        assert first.is_open
+        assert outcome(first.invitation, tmp_path / "a", "desk-a") == "desk-a"
 
 
 def test_no_edge_uses_the_folder(tmp_path: Path) -> None:
@@ -187,13 +187,13 @@ def test_both_commands(pair: Pair, tmp_path: Path) -> None:
             device = start_with(line if words else "", "device", "up", *words, *at_device)
             try:
                 assert device.stderr is not None
-                heard = ""
-                while "Ctrl-C" not in heard:
+                output = ""
+                while "Ctrl-C" not in output:
                     part = device.stderr.readline()
-                    assert part, heard
-                    heard += part
-                assert ("enrolled as desk" in heard) == bool(words)
-                url = re.search(r"http://[0-9.:]+", heard)
+                    assert part, output
+                    output += part
+                assert ("enrolled as desk" in output) == bool(words)
+                url = re.search(r"http://[0-9.:]+", output)
                 assert url is not None
                 question = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
                 answer = httpx.post(f"{url[0]}/v1/chat/completions", json=question, timeout=30)
@@ -207,15 +207,15 @@ def test_both_commands(pair: Pair, tmp_path: Path) -> None:
         assert further.stdout is not None
         line = further.stdout.readline()
         assert outcome(parse_line(line), tmp_path / "two") == "second"
-        _, said = further.communicate(timeout=START_S)
+        _, errors = further.communicate(timeout=START_S)
         assert further.returncode == 0
-        assert "enrolled: second, key " in said
+        assert "enrolled: second, key " in errors
         assert new_device(tmp_path / "three") not in allowed(tmp_path / "edge").values()
     finally:
         edge.terminate()
-        _, said = edge.communicate(timeout=START_S)
-    assert edge.returncode == 0, said
-    assert "enrolled: desk, key " in said
+        _, errors = edge.communicate(timeout=START_S)
+    assert edge.returncode == 0, errors
+    assert "enrolled: desk, key " in errors
     assert not list((tmp_path / "edge" / "invitations").iterdir())
 
 

@@ -276,8 +276,8 @@ def test_a_suspended_inviter_enrols_nobody_after_its_time(
             assert trying.result(WAIT_S) == REFUSED
     finally:
         inviter.send_signal(signal.SIGCONT)
-        _, said = inviter.communicate(timeout=WAIT_S)
-    assert inviter.returncode == InvitationError.exit_code, said
+        _, errors = inviter.communicate(timeout=WAIT_S)
+    assert inviter.returncode == InvitationError.exit_code, errors
     assert allowed(folder) == before
 
 
@@ -356,8 +356,8 @@ def exchange(
 def assert_hidden(seen: bytes, invited: Invited, device: Path) -> None:
     """Assert that no key is among these bytes, in any form."""
     line = invited.invitation
-    own = [(device / name).read_bytes().strip() for name in ("device.key", "device.pub")]
-    for key in (line.secret, line.public, line.edge, *own):
+    device_keys = [(device / name).read_bytes().strip() for name in ("device.key", "device.pub")]
+    for key in (line.secret, line.public, line.edge, *device_keys):
         assert key not in seen
         assert z85.decode(key) not in seen
     assert line.line.encode() not in seen
@@ -462,8 +462,8 @@ def test_an_inviter_killed_between_the_list_and_its_answer(
             trying = pool.submit(outcome, line, tmp_path, "board")
             relayed = invitation_socket.read_from_edge(relay)
             assert isinstance(relayed, Relayed)
-            asked = decode_enrol_request(relayed.header)
-            keys.enrol(folder, z85.encode(asked.key), "killed")
+            wish = decode_enrol_request(relayed.header)
+            keys.enrol(folder, z85.encode(wish.key), "killed")
         assert trying.result(WAIT_S) == ""
     assert allowed(folder)["killed"] == keys.read_public(tmp_path / "device.pub")
 
@@ -486,8 +486,8 @@ def test_a_device_is_enrolled_whole_or_not_at_all(
         assert not [*(folder / "allowed").glob(".*")]
         resource.prlimit(inviter.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         assert reply_to(client, m.encode(request(public, "full"))) == "full"
-    _, said = inviter.communicate(timeout=WAIT_S)
-    assert "full.pub cannot be written" in said
+    _, errors = inviter.communicate(timeout=WAIT_S)
+    assert "full.pub cannot be written" in errors
     assert allowed(folder) == before | {"full": public}
 
 

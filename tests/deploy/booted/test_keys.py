@@ -146,10 +146,10 @@ def test_a_device_is_enrolled_by_a_line(
                     "pilotfish", "keys", "invite")  # fmt: skip
         second = machine.root / "root" / "second"
         machine.until(lambda: second.exists() and "\n" in second.read_text(), "the second line")
-        told = machine.run("sh", "-c", "pilotfish keys accept - </root/second")
-        assert "already" not in told
-        assert "enrolled as board at tcp://127.0.0.1:7077" in told
-        assert 'edge = "tcp://127.0.0.1:7077"' in told
+        advice = machine.run("sh", "-c", "pilotfish keys accept - </root/second")
+        assert "already" not in advice
+        assert "enrolled as board at tcp://127.0.0.1:7077" in advice
+        assert 'edge = "tcp://127.0.0.1:7077"' in advice
     finally:
         (local / "allowed" / "enrolled.pub").unlink(missing_ok=True)
         machine.run("systemctl", "reload", EDGE)
