@@ -56,6 +56,18 @@ def comes_in(machine: Machine, prepared: Prepared, folder: Path) -> bool:
     return machine.on_network(ask)
 
 
+def invitation_of(machine: Machine, *flags: str) -> str:
+    """Invite a device; the command's output, which is the file /root/invite."""
+    path = machine.root / "root" / "invite"
+    path.unlink(missing_ok=True)
+    machine.run(
+        "systemd-run", "--unit=invite", "--collect", "-p", "StandardOutput=file:/root/invite",
+        "-p", "StandardError=journal", "pilotfish", "keys", "invite", *flags,
+    )  # fmt: skip
+    machine.until(lambda: path.exists() and "\n" in path.read_text(), "the line")
+    return path.read_text()
+
+
 def entries(machine: Machine, unit: str, *flags: str) -> list[tuple[int, str]]:
     """The journal's entries of a unit: priority and text."""
     completed = machine.run("journalctl", "--no-pager", "-o", "json", "-u", unit, *flags)
@@ -126,28 +138,18 @@ def test_a_device_is_enrolled_by_a_line(
     machine: Machine, prepared: Prepared, local: Path, tmp_path: Path
 ) -> None:
     """The service may not write its allow-list; the command of root does, and nobody reloads."""
-    written = machine.root / "root" / "invitation"
-    machine.run(
-        "systemd-run", "--unit=invite", "-p", f"StandardOutput=file:/root/{written.name}",
-        "pilotfish", "keys", "invite", "--device-name", "enrolled",
-    )  # fmt: skip
     try:
-        machine.until(lambda: written.exists() and "\n" in written.read_text(), "the line")
+        invitation = parse_line(invitation_of(machine, "--device-name", "enrolled"))
         assert "1 invitation open" in machine.show(EDGE, "StatusText")
-        invitation = parse_line(written.read_text())
         assert invitation.address == "tcp://127.0.0.1:7077"
         done = machine.on_network(lambda: enrol(invitation, tmp_path))
         assert done.name == "enrolled"
         assert comes_in(machine, prepared, tmp_path)
-        assert "enrolled: enrolled, key " in machine.journal("invite")
+        machine.until(lambda: "enrolled: enrolled, key" in machine.journal("invite"), "its name")
         assert not [*(local / "invitations").iterdir()]
-        # a device whose service is installed: the folder of the service
-        machine.run("systemd-run", "--unit=invite2", "-p", "StandardOutput=file:/root/second",
-                    "pilotfish", "keys", "invite")  # fmt: skip
-        second = machine.root / "root" / "second"
-        machine.until(lambda: second.exists() and "\n" in second.read_text(), "the second line")
-        advice = machine.run("sh", "-c", "pilotfish keys accept - </root/second")
-        assert "already" not in advice
+        # a device whose service is installed, and whose key is on the list
+        invitation_of(machine)
+        advice = machine.run("sh", "-c", "pilotfish keys accept - </root/invite")
         assert "enrolled as board at tcp://127.0.0.1:7077" in advice
         assert 'edge = "tcp://127.0.0.1:7077"' in advice
     finally:
