@@ -227,12 +227,12 @@ def _announce(address: str) -> None:
 
 
 def _announce_up(address: str) -> None:
-    _say(f"the chat page is {address}/, and OpenAI's API {address}/v1, for example:")
     _say(
-        f"  curl {address}/v1/chat/completions -H 'Content-Type: application/json' -d "
-        """'{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'"""
+        f"the chat page is {address}/, and OpenAI's API {address}/v1, for example:\n"
+        f"  curl {address}/v1/chat/completions -H 'Content-Type: application/json' "
+        """-d '{"messages": [{"role": "user", "content": "Why is the sky blue?"}]}'\n"""
+        "pilotfish: Ctrl-C stops the device; `pilotfish device up` starts it again"
     )
-    _say("Ctrl-C stops the device; `pilotfish device up` starts it again, without a line")
 
 
 def _say(sentence: str) -> None:
