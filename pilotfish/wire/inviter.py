@@ -141,7 +141,11 @@ class Inviter:
         self._send(connection, OneTimeKey(public=self._public.decode()))
 
     def _serve(self, connection: socket.socket) -> None:
-        match invitation_socket.read_from_edge(connection):
+        try:
+            message = invitation_socket.read_from_edge(connection)
+        except BlockingIOError:  # the selector was wrong
+            return
+        match message:
             case EdgeIdentity() as edge:
                 self._edge = self._edge or edge
             case Relayed() as relayed:
