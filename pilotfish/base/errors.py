@@ -169,6 +169,13 @@ class KeysError(PilotfishError):
     exit_code = 77
 
 
+class InvitationError(PilotfishError):
+    """An invitation that is cut or garbled, or was not used in time."""
+
+    code = "invitation"
+    exit_code = 65
+
+
 class CertificateError(PilotfishError):
     """A certificate or its key that is missing, damaged or unfit for a service."""
 

@@ -1,14 +1,17 @@
-"""``pilotfish device run`` answers one prompt; ``pilotfish device serve`` answers over HTTP.
+"""``pilotfish device run`` answers one prompt; ``serve`` and ``up`` answer over HTTP.
 
-Both commands draft on this machine; the target on the edge verifies.
+All commands draft on this machine; the target on the edge verifies. ``up`` first enrols this device
+at the edge by an invitation.
 """
 
 import argparse
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
@@ -16,8 +19,10 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.progress import FETCHING, ProgressDisplay
 from pilotfish.base.reading import reading_file
 from pilotfish.bridge import read_talk
+from pilotfish.cli.announcement import announce_service
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
-from pilotfish.cli.default_models import drafter_folder
+from pilotfish.cli.default_models import DEFAULT, drafter_folder
+from pilotfish.cli.enrolment import accept
 from pilotfish.cli.extras import require_service
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.generation import (
@@ -40,7 +45,9 @@ from pilotfish.device_runtime.default_temperature import (
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import DeviceConfig, ServiceConfig
 from pilotfish.device_runtime.draft_advice import check_grammar
+from pilotfish.device_runtime.enrolment import stored_address
 from pilotfish.device_runtime.link.link_group import LINK_LOG
+from pilotfish.wire.keys import default_directory
 from pilotfish.wire.protocols import LOCAL
 from pilotfish.wire.request import AUTO, Request
 
@@ -60,6 +67,20 @@ by you alone), and keys need https (--tls-cert and --tls-key, or a proxy on this
 """
 
 
+_UP = """\
+Enrols this device at an edge by the line that `pilotfish edge up` prints there, then serves a chat
+page and OpenAI's API, as `device serve` does. The line makes device.key if it is missing, checks
+that the edge has the key that the line names, and stores edge.pub and edge.address in the key
+folder. Later starts need no line.
+"""
+_UP_EXAMPLE = """\
+example:
+  pilotfish device up pf1_…      the line from the edge; other users see it in `ps` until it is used
+  pilotfish device up -          reads the line from stdin, so that it is not in `ps` and history
+  pilotfish device up            starts again
+"""
+
+
 def add_to(commands: Commands) -> None:
     """Register the commands."""
     parser = commands.add_parser(
@@ -70,6 +91,7 @@ def add_to(commands: Commands) -> None:
     actions = choices_as(ConfiguredParser, parser)
     _add_run(actions)
     _add_serve(actions)
+    _add_up(actions)
 
 
 def _add_run(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
@@ -98,10 +120,38 @@ def _add_serve(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
         epilog=_SERVE_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    config_option(serve, "lanes = 2")
-    add_flags(serve, ServiceConfig)
+    _service_options(serve)
+    serve.set_defaults(run=_serve)
+
+
+def _add_up(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
+    up = actions.add_parser(
+        "up",
+        help="enrol this device by a line from `edge up`, and serve a chat page and OpenAI's API",
+        description=_UP,
+        epilog=_UP_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    up.add_argument(
+        "line",
+        nargs="*",
+        metavar="LINE",
+        help="the line that `pilotfish edge up` or `pilotfish keys invite` printed; '-' reads it "
+        "from stdin; without it: the edge at which this device was enrolled before",
+    )
+    up.add_argument(
+        "--name", help="this device's name in the edge's allow-list (default: its host name)"
+    )
+    _service_options(up, draft=Path(DEFAULT), keys=default_directory())
+    up.set_defaults(run=_up)
+
+
+def _service_options(parser: ConfiguredParser, **defaults: Any) -> None:
+    """Add the options of the HTTP service. defaults: setting → its default here."""
+    config_option(parser, "lanes = 2")
+    add_flags(parser, ServiceConfig, **defaults)
     generation_options(
-        serve,
+        parser,
         {
             "max_tokens": " (default: 0); 0: as many as the context holds",
             "temperature": _temperature_note(),
@@ -109,7 +159,6 @@ def _add_serve(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
         protocol=AUTO,
         max_tokens=0,
     )
-    serve.set_defaults(run=_serve)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -180,11 +229,37 @@ def _cut_short(tokens: int, most: int) -> str:
     return f"the answer was cut after {tokens} tokens: allow more tokens with --max-tokens"
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _up(args: argparse.Namespace) -> int:
+    require_service()  # before the line is used up
+    if args.line:
+        accept(args.line, args.keys, args.name)
+    elif args.name is not None:
+        raise UnsupportedError("--name is for a line: the edge knows this device by its name.")
+    announce = partial(
+        announce_service,
+        needs_key=args.api_keys is not None,
+        stop="Ctrl-C; `pilotfish device up` starts it again",
+    )
+    return _serve(args, lambda args: args.edge or stored_address(args.keys), announce)
+
+
+def _announce(address: str) -> None:
+    # one write call, so that no other thread's log line gets into it
+    sys.stderr.write(f"pilotfish: the device serves on {address}\n")
+    sys.stderr.flush()
+
+
+def _serve(
+    args: argparse.Namespace,
+    edge_of: Callable[[argparse.Namespace], str | None] = lambda args: args.edge,
+    announce: Callable[[str], None] = _announce,
+) -> int:
+    """Serve over HTTP. edge_of: returns the edge's address, also at each reload."""
     require_service()
     from pilotfish.device_runtime.service.serve import serve
 
     def config_of(args: argparse.Namespace) -> ServiceConfig:
+        args.edge = edge_of(args)
         return from_args(args, ServiceConfig, request=_defaults_of(args))
 
     named = config_of(args)
@@ -195,7 +270,7 @@ def _serve(args: argparse.Namespace) -> int:
         now = config_of(reread_args(args))
         return structs.replace(now, draft=config.draft) if now.draft == named.draft else now
 
-    return serve(config, reread=reread, announce=_announce)
+    return serve(config, reread=reread, announce=announce)
 
 
 def _defaults_of(args: argparse.Namespace) -> Request:
@@ -222,9 +297,3 @@ def _temperature_note() -> str:
         f" (default: {OPENAI_TEMPERATURE:g}, as in OpenAI's API; 0 under {', '.join(first)} and "
         f"{last}, which decode at temperature 0 alone)"
     )
-
-
-def _announce(address: str) -> None:
-    # one write call, so that no other thread's log line gets into it
-    sys.stderr.write(f"pilotfish: the device serves on {address}\n")
-    sys.stderr.flush()

@@ -1,22 +1,30 @@
-"""``pilotfish edge serve``: the edge daemon."""
+"""``pilotfish edge serve``: the edge daemon; ``pilotfish edge up``: with keys and an invitation."""
 
 import argparse
+import math
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from threading import Thread
 
 from msgspec.structs import replace
 
+from pilotfish.base.errors import PilotfishError
 from pilotfish.cli import edge_worker
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
-from pilotfish.cli.default_models import drafter_folder, target_folder
+from pilotfish.cli.default_models import DEFAULT, drafter_folder, target_folder
 from pilotfish.cli.edge_parent import for_parent
+from pilotfish.cli.enrolment import InvitationSettings, invite, invite_command
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, choices_as
+from pilotfish.cli.streams import complain
 from pilotfish.edge_runtime.edge_config import EdgeConfig
 from pilotfish.edge_runtime.edge_daemon import serve
 from pilotfish.engines.artifact import Artifact
+from pilotfish.wire.keys import EDGE, create, default_directory
 
+_EVERYWHERE = "tcp://*:7077"  # all IPv4 addresses
 _DESCRIPTION = """\
 Loads the target and verifies windows for many devices at once. Ctrl-C stops it at once; SIGTERM
 lets it answer what it has received; SIGHUP makes it read keys and --config again.
@@ -24,6 +32,20 @@ lets it answer what it has received; SIGHUP makes it read keys and --config agai
 _EXAMPLE = """\
 example:
   pilotfish edge serve --target target --keys --listen tcp://0.0.0.0:7077
+"""
+
+
+_UP = """\
+Serves a target to devices on other machines, with keys: makes the edge's key pair if there is none,
+and prints one line to paste on a device, which enrols that device (`pilotfish device up LINE`).
+Ctrl-C stops the edge. For each further device run `pilotfish keys invite` beside it.
+"""
+_UP_EXAMPLE = """\
+example:
+  pilotfish edge up
+  pilotfish edge up | ssh board pilotfish device up -
+
+The line holds a one-time secret: it ends with its first use, or after --valid seconds.
 """
 
 
@@ -45,9 +67,50 @@ def add_to(commands: Commands) -> None:
     add_flags(serve_parser, EdgeConfig)
     serve_parser.add_argument("--parent-fd", type=int, help=argparse.SUPPRESS)  # see `edge_parent`
     serve_parser.set_defaults(run=_serve)
+    _add_up(actions)
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _add_up(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
+    up = actions.add_parser(
+        "up",
+        help="serve devices on other machines, and enrol the first by a line to paste",
+        description=_UP,
+        epilog=_UP_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    config_option(up, "sessions = 16")
+    add_flags(up, EdgeConfig, target=Path(DEFAULT), listen=_EVERYWHERE, keys=default_directory())
+    add_flags(up, InvitationSettings)
+    up.set_defaults(run=_up, parent_fd=None)
+
+
+def _up(args: argparse.Namespace) -> int:
+    settings = from_args(args, InvitationSettings)
+    if not (args.keys / f"{EDGE}.key").exists():
+        create(args.keys, EDGE)
+
+    def announce(endpoint: str) -> None:
+        _announce(endpoint)
+        Thread(target=_invite, args=(args.keys, settings), name="invite", daemon=True).start()
+
+    return _serve(args, announce)
+
+
+def _invite(folder: Path, settings: InvitationSettings) -> None:
+    """Invite the first device, while the edge serves those that are enrolled."""
+    try:
+        invite(folder, settings, edge_within_s=math.inf)
+    except (PilotfishError, OSError) as error:  # the edge goes on
+        complain(f"{error} To invite a device: {invite_command(folder)}")
+
+
+def _announce(endpoint: str) -> None:
+    # one write call, so that no other thread's log line gets into it
+    sys.stderr.write(f"pilotfish: the edge serves on {endpoint}\n")
+    sys.stderr.flush()
+
+
+def _serve(args: argparse.Namespace, announce: Callable[[str], None] = _announce) -> int:
     named = from_args(args, EdgeConfig)
     config = replace(
         named,
@@ -66,7 +129,7 @@ def _serve(args: argparse.Namespace) -> int:
         return replace(now, draft=config.draft) if now.draft == named.draft else now
 
     if args.parent_fd is None:
-        return serve(config, announce=_announce, reread=reread)
+        return serve(config, announce=announce, reread=reread)
     return for_parent(partial(serve, config), args.parent_fd)
 
 
@@ -82,9 +145,3 @@ def _first_stage(folder: Path, stages: int) -> Path:
     from pilotfish.cli.export_split import stages_of  # late: imports the progress bars
 
     return stages_of(Artifact.open(folder), stages) / "stage-1"
-
-
-def _announce(endpoint: str) -> None:
-    # one write call, so that no other thread's log line gets into it
-    sys.stderr.write(f"pilotfish: the edge serves on {endpoint}\n")
-    sys.stderr.flush()

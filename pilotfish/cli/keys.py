@@ -1,4 +1,4 @@
-"""``pilotfish keys``: make, list and rotate keys, allow and deny devices."""
+"""``pilotfish keys``: make, list and rotate keys; invite, enrol, allow and deny devices."""
 
 import argparse
 import json
@@ -13,14 +13,18 @@ from rich.table import Table
 
 from pilotfish.base.errors import ConfigError, KeysError
 from pilotfish.cli.configuration import read_settings
+from pilotfish.cli.enrolment import InvitationSettings, accept, invite
+from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, choices_of
 from pilotfish.deploy import signatures
+from pilotfish.device_runtime.enrolment import ADDRESS_FILE
 from pilotfish.wire import keys, rotation
 
 SETTINGS = Path("/etc/pilotfish")  # configuration of installed services
 # services with an allow-list; the settings of each are in SETTINGS/NAME.toml
 _EDGES = ("edge", "worker")
 _SERVICES = (*_EDGES, keys.DEVICE)
+_EDGE_WITHIN_S = 10.0  # time (s) in which a running edge notices an invitation, even during a pass
 
 
 def add_to(commands: Commands) -> None:
@@ -71,6 +75,31 @@ def add_to(commands: Commands) -> None:
         "--name", help="the device's name in the allow-list (default: the name of the key file)"
     )
     allow.set_defaults(run=_allow)
+    invitation = actions.add_parser(
+        "invite",
+        parents=[common],
+        help="print a line that enrols one device",
+        description="Invites one device of a running edge: prints a line for the device, "
+        "`pilotfish device up …`, and waits until the device is on the allow-list, which takes "
+        "effect at once. The line holds a one-time secret. It ends with its first use, with its "
+        "time, with the fifth wrong request, and when this command is stopped. docs/keys.md has "
+        "the details.",
+    )
+    add_flags(invitation, InvitationSettings)
+    invitation.set_defaults(run=_invite)
+    acceptance = actions.add_parser(
+        "accept",
+        parents=[common],
+        help="enrol this device by such a line",
+        description="Enrols this device, whose service is installed, by the line of `keys invite`: "
+        "makes device.key if it is missing, and stores the edge's edge.pub and edge.address. "
+        "(`pilotfish device up LINE` does the same, and serves.)",
+    )
+    acceptance.add_argument("line", nargs="+", metavar="LINE", help="the line; '-': from stdin")
+    acceptance.add_argument(
+        "--name", help="this device's name in the edge's allow-list (default: its host name)"
+    )
+    acceptance.set_defaults(run=_accept)
     deny = actions.add_parser(
         "deny",
         parents=[common],
@@ -125,6 +154,24 @@ def _allow(args: argparse.Namespace) -> int:
         public = folder / f"{args.public}.pub"
     print(keys.allow(folder, public, args.name))
     _advise(folder, "The edge accepts this device after its next reload")
+    return 0
+
+
+def _invite(args: argparse.Namespace) -> int:
+    folder = _folder(args.keys, _EDGES)
+    invite(folder, from_args(args, InvitationSettings), _EDGE_WITHIN_S)
+    return 0
+
+
+def _accept(args: argparse.Namespace) -> int:
+    folder = _folder(args.keys, (keys.DEVICE,))
+    address = accept(args.line, folder, args.name)
+    print(folder / ADDRESS_FILE)
+    print(
+        f'pilotfish: for the service, write edge = "{address}" into {_settings(keys.DEVICE)}, and '
+        "run `sudo systemctl restart pilotfish-device`.",
+        file=sys.stderr,
+    )
     return 0
 
 

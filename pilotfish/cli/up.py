@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec import structs
 
 from pilotfish.base.progress import ProgressDisplay
+from pilotfish.cli.announcement import announce_service
 from pilotfish.cli.default_models import DEFAULT
 from pilotfish.cli.extras import require_service
 from pilotfish.cli.flags import add_flags, from_args
@@ -35,8 +36,6 @@ examples:
 The two ends on two machines: pilotfish edge serve --help, pilotfish device serve --help.
 """
 _OWN_FIELDS = ("edge", "keys", "on_link_loss", "patience_s")  # the command decides these itself
-_MESSAGES = '[{"role": "user", "content": "Why is the sky blue?"}]'
-_QUESTION = f'{{"messages": {_MESSAGES}, "max_tokens": 64, "temperature": 0}}'
 
 
 def add_to(commands: Commands) -> None:
@@ -74,7 +73,7 @@ def _run(args: argparse.Namespace) -> int:
 
             code = serve(
                 config,
-                announce=partial(_announce, config),
+                announce=partial(announce_service, needs_key=config.api_keys is not None),
                 await_edge=await_edge,
                 lifeline=ends.edge.lifeline,
             )
@@ -96,16 +95,3 @@ def _free_address(usual: str) -> str:
             )
             return f"{host}:0"
     return usual
-
-
-def _announce(config: ServiceConfig, address: str) -> None:
-    """Print where the page is, a request that works when it is pasted, and how to stop."""
-    key = "" if config.api_keys is None else " -H 'Authorization: Bearer KEY'"
-    print(
-        f"chat page  {address}/\n"
-        f"API        {address}/v1, as OpenAI's:\n"
-        f"  curl -s {address}/v1/chat/completions{key} \\\n"
-        f"    -d '{_QUESTION}'\n"
-        "stop       Ctrl-C",
-        flush=True,
-    )

@@ -17,6 +17,7 @@ from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_config import EdgeConfig
 from pilotfish.edge_runtime.edge_drafter import EdgeDrafter, open_drafter
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
+from pilotfish.edge_runtime.invitations import Invitations
 from pilotfish.edge_runtime.live_settings import LiveSettings, bounds_of
 from pilotfish.edge_runtime.loop import EdgeLoop
 from pilotfish.edge_runtime.message_handler import MessageHandler
@@ -97,6 +98,9 @@ def serve(
         handler = _create_handler(options, loaded, scheduler, listener, reading.result())
         stack.callback(handler.compiler.close)
         scheduler.over_budget = handler.over_budget
+        invitations = _create_invitations(listener, settings, handler)
+        if invitations is not None:
+            stack.callback(invitations.close)
         gc.collect()
         gc.freeze()  # exempt the loaded objects from garbage collection, since they stay
         signals.take_over()
@@ -110,6 +114,7 @@ def serve(
             supervisor=supervisor,
             model=artifact.manifest.model,
             inspection=inspection,
+            invitations=invitations,
             lifeline=lifeline,
         )
         if metrics_server is not None:
@@ -198,6 +203,19 @@ def _create_handler(
         allowed=None if options.keys is None else options.keys.allowed,
         metrics=options.metrics,
         vocabulary=vocabulary,
+    )
+
+
+def _create_invitations(
+    listener: Listener, settings: LiveSettings, handler: MessageHandler
+) -> Invitations | None:
+    """Create the edge's side of invitations; None: without keys nobody needs one."""
+    if listener.gate is None:
+        return None
+    return Invitations(
+        listener,
+        settings,
+        on_enrolled=partial(settings.reload_list, listener, handler),
     )
 
 

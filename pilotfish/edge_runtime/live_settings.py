@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import zmq
+
 from pilotfish.base.descriptors import connection_room
 from pilotfish.base.errors import KeysError, PilotfishError
 from pilotfish.base.settings import fixed_changes
@@ -81,6 +83,16 @@ class LiveSettings:
         return summarize(self.problems)
 
     @property
+    def folder(self) -> Path | None:
+        """Folder of the allow-list in force; None: the edge has no keys."""
+        return self._folder
+
+    @property
+    def public_key(self) -> bytes:
+        """The edge's present public key; b"": it has no keys."""
+        return b"" if self._rotation is None else zmq.curve_public(self._rotation.secret)
+
+    @property
     def keys_in_use(self) -> str:
         """Keys in force, in one line for the log."""
         if self.allowed is None or self._rotation is None:
@@ -96,15 +108,26 @@ class LiveSettings:
             problems.append(str(error))
         else:
             self._apply_config(config, listener)
-        if self._folder is not None and listener.gate is not None:
+        if self._folder is not None:
             problems += self._reload_keys(self.config.keys or self._folder, self._folder)
             if self._rotation is not None:
                 problems += self._rotation.reload(self._folder, listener, self.allowed or {})
-            listener.gate.allowed = self.allowed or {}
-        handler.apply_config(self.config.limits, self.allowed)
+        self._apply_list(listener, handler)
         self.problems = problems
         self._metrics.reloads["refused" if problems else "done"] += 1
         self._report("reloaded")
+
+    def reload_list(self, listener: Listener, handler: MessageHandler) -> None:
+        """Reload and apply the allow-list alone, after a device was enrolled."""
+        if self._folder is not None:
+            for problem in self._reload_keys(self._folder, self._folder):
+                _log.error("the allow-list has this problem: %s", problem)
+            self._apply_list(listener, handler)
+
+    def _apply_list(self, listener: Listener, handler: MessageHandler) -> None:
+        if listener.gate is not None:
+            listener.gate.allowed = self.allowed or {}
+        handler.apply_config(self.config.limits, self.allowed)
 
     def _apply_config(self, config: EdgeConfig, listener: Listener) -> None:
         fixed = fixed_changes(self._initial, config)

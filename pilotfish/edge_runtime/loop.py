@@ -7,6 +7,7 @@ from typing import Final
 
 from pilotfish.base.errors import TargetLostError
 from pilotfish.base.supervisor import Supervisor
+from pilotfish.edge_runtime.invitations import Invitations
 from pilotfish.edge_runtime.live_settings import LiveSettings
 from pilotfish.edge_runtime.message_handler import MessageHandler
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
@@ -15,7 +16,7 @@ from pilotfish.edge_runtime.serving import SIGNAL_EXIT_CODES, ServingLoop, event
 from pilotfish.edge_runtime.signals import Signals
 from pilotfish.edge_runtime.targets.target import Target
 from pilotfish.engines.inspection import Inspection
-from pilotfish.wire.transport import Listener
+from pilotfish.wire.transport import Envelope, Listener
 
 _log = logging.getLogger("pilotfish.edge")
 
@@ -39,12 +40,13 @@ class EdgeLoop(ServingLoop):
         supervisor: Supervisor,
         model: str,
         inspection: Inspection,
+        invitations: Invitations | None = None,
         lifeline: int | None = None,
     ) -> None:
         compiled = {handler.compiler.descriptor: handler.compiler.run_callbacks}
         super().__init__(
             listener=listener,
-            handle=handler.handle,
+            handle=handler.handle if invitations is None else self._route,
             signals=signals,
             supervisor=supervisor,
             inspection=inspection,
@@ -55,6 +57,7 @@ class EdgeLoop(ServingLoop):
         self._target = target
         self._handler = handler
         self._settings = settings
+        self._invitations = invitations
         self._model = model
         messages = int(listener.socket.fd)
         self._receiver = BackgroundReceiver(
@@ -86,6 +89,14 @@ class EdgeLoop(ServingLoop):
         for job in done:
             self._handler.finish_job(job)
 
+    def _route(self, envelope: Envelope) -> None:
+        """Handle a device's message; relay an invited device's message to its inviter."""
+        assert self._invitations is not None
+        if envelope.owner in self._invitations.open:
+            self._invitations.relay(envelope)
+        else:
+            self._handler.handle(envelope)
+
     @property
     def status(self) -> str:
         """Line that `systemctl status` shows."""
@@ -99,6 +110,7 @@ class EdgeLoop(ServingLoop):
             f"{_count(devices, 'device')}, {_count(sessions, 'session')}, "
             f"{_count(self._scheduler.passes, 'pass', 'passes')}"
             f"{f'; {target_problem}' if target_problem else ''}{self._rotation_status}"
+            f"{self._invitation_status}"
             f"{f'; not in force: {problem}' if problem else ''}{self._crowd_status}"
         )
 
@@ -110,6 +122,12 @@ class EdgeLoop(ServingLoop):
             return ""
         devices = _count(len(listener.gate.clients_of_former_key), "device")
         return f"; two keys are accepted, {devices} last connected with the former key"
+
+    @property
+    def _invitation_status(self) -> str:
+        """Part of the status line about open invitations."""
+        number = 0 if self._invitations is None else len(self._invitations.open)
+        return f"; {_count(number, 'invitation')} open" if number else ""
 
     @property
     def linger_s(self) -> float:
@@ -124,7 +142,9 @@ class EdgeLoop(ServingLoop):
     def _tick(self) -> int | None:
         gate = self._listener.gate
         self._listener.connections.read_events()
-        self._listener.connections.cut_revoked(gate.allowed if gate is not None else None)
+        if self._invitations is not None:
+            self._invitations.update()
+        self._listener.connections.cut_revoked(gate.admitted if gate is not None else None)
         self._handler.expire()
         owners = self._listener.connections.owners()
         self._device_log.log_changes(owners, self._settings.allowed or {})

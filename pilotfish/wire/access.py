@@ -32,16 +32,18 @@ def key_domain(number: int) -> bytes:
 class Gate:
     """A server that answers ZeroMQ's requests by an allow-list of public keys in Z85.
 
-    ``allowed`` may be replaced at any time. ``refused`` counts and logs refused handshakes.
-    ``is_full`` returns whether too many bytes of a key's messages still wait; a handshake with the
-    key then fails, and the client retries. ``present_domain``: ZAP domain of the edge's present
-    key.
+    ``allowed`` may be replaced at any time, and so may ``invited``: one-time keys, whose messages
+    the server must take for nothing but a request to be enrolled. ``refused`` counts and logs
+    refused handshakes. ``is_full`` returns whether too many bytes of a key's messages still wait; a
+    handshake with the key then fails, and the client retries. ``present_domain``: ZAP domain of the
+    edge's present key.
     """
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: Collection[bytes]
     ) -> None:
         self.refused = RefusedKeys()
+        self._invited: Collection[bytes] = ()
         self.allowed = allowed
         self.present_domain = DOMAIN
         self.is_full: Callable[[bytes], bool] = lambda key: False
@@ -60,6 +62,25 @@ class Gate:
     def allowed(self, keys: Collection[bytes]) -> None:
         self._allowed = keys
         self.refused.add_names(keys)
+        self._admitted = self._union()
+
+    @property
+    def invited(self) -> Collection[bytes]:
+        """The one-time public keys (Z85) of open invitations."""
+        return self._invited
+
+    @invited.setter
+    def invited(self, keys: Collection[bytes]) -> None:
+        self._invited = keys
+        self._admitted = self._union()
+
+    @property
+    def admitted(self) -> Collection[bytes]:
+        """The keys that pass a handshake: the allowed keys and the invited ones."""
+        return self._admitted
+
+    def _union(self) -> Collection[bytes]:
+        return frozenset((*self._allowed, *self._invited)) if self._invited else self._allowed
 
     def ban(self, key: bytes) -> None:
         """Refuse a key for `BAN_S` seconds."""
@@ -67,7 +88,7 @@ class Gate:
         _log.warning("all connections of key %s are refused for %g s", key.decode(), BAN_S)
 
     def _admits(self, key: bytes) -> bool:
-        return key in self.allowed and self._bans.get(key, 0.0) <= time.monotonic()
+        return key in self._admitted and self._bans.get(key, 0.0) <= time.monotonic()
 
     @property
     def clients_of_former_key(self) -> set[bytes]:

@@ -2,11 +2,15 @@
 
 import ipaddress
 import re
+import socket
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from pilotfish.base.errors import ListenError, UnsupportedError
 
 _LOCAL = ("ipc://", "inproc://")
+# addresses of documentation, which are routed like any other far address
+_SOMEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 _FORBIDDEN = re.compile(r"[\s@/?#]")  # characters that no host name has
 
 
@@ -41,6 +45,25 @@ def _advice(endpoint: str, *, listens: bool) -> str:
             return ""
     lacking = " (the port is missing)" if host and port is None else ""
     return f"{lacking}: write {suggestion}."
+
+
+def split_listening(endpoint: str) -> tuple[str, int | None]:
+    """Return host and port of an address to listen on; the port of a local endpoint is None."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    return (host, int(port)) if endpoint.startswith("tcp://") else (endpoint, None)
+
+
+def outgoing_address() -> str | None:
+    """Return this machine's address towards its default route; None without a route.
+
+    An IPv6 address is in brackets. No packet is sent.
+    """
+    for family, somewhere in _SOMEWHERE:
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((somewhere, 9))
+            address = str(probe.getsockname()[0])
+            return f"[{address}]" if family == socket.AF_INET6 else address
+    return None
 
 
 def literal_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

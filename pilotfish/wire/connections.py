@@ -140,6 +140,11 @@ class Connections:
         """Return whether ``client``, which has sent a message, is still connected."""
         return client in self._known
 
+    def address(self, client: bytes) -> str:
+        """Return the address of a client that has sent a message, without a port; "": unknown."""
+        connection = self._known.get(client)
+        return "" if connection is None else connection.peer
+
     def note_message(
         self, client: bytes, owner: bytes, frame: zmq.Frame, size: int, frames: int
     ) -> bool:

@@ -3,6 +3,7 @@
     NAME.key        secret key, readable by its owner only      (edge.key, device.key)
     NAME.pub        public key                                  (device side also: the edge's)
     edge.old.key    the edge's former key during a rotation (`wire.rotation`)
+    edge.address    on a device: the address of the edge at which it was enrolled
     allowed/*.pub   public keys of the devices that the edge admits, each key once
 
 Each file holds one key in Z85, 40 characters, and is written whole or not at all. A device needs
@@ -37,6 +38,7 @@ EDGE = "edge"
 DEVICE = "device"
 FORMER = f"{EDGE}.old"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MAX_WISH = 56  # maximum characters of a name that a device chooses; a number may follow
 SECRET_MODE, PUBLIC_MODE = 0o600, 0o644
 _MAX_KEY_BYTES = 1024  # maximum number of bytes that are read of a key file
 
@@ -159,6 +161,11 @@ def edge_secret(directory: Path) -> bytes:
     return _read_secret(directory, EDGE)
 
 
+def device_secret(directory: Path) -> bytes:
+    """Read the device's secret key; raises `KeysError`."""
+    return _read_secret(directory, DEVICE)
+
+
 def is_rotating(directory: Path) -> bool:
     """Return whether a rotation is in progress: the edge accepts the former key, too."""
     return os.path.lexists(directory / f"{FORMER}.key")
@@ -221,6 +228,37 @@ def allow(directory: Path, public: Path, name: str | None = None) -> Path:
                 )
         write_whole(target, key + b"\n", PUBLIC_MODE)
     return target
+
+
+def enrol(directory: Path, key: bytes, name: str, *, exact: bool = False) -> str:
+    """Add a device's public key to the allow-list under a free name, and return that name.
+
+    A key that is on the list keeps its name. No file is ever replaced: if a file has the name, the
+    device gets ``NAME-2``, ``NAME-3``, …; exact: raise `KeysError` instead. name: any text, such
+    as a host name; characters that a name cannot have become dashes.
+    """
+    _check_name(wish := valid_name(name))
+    with locked_folder(directory / "allowed" / f"{wish}.pub", 0o755):
+        listed = _list_allowed(directory)
+        for path in listed:
+            if holds_key(path, key):
+                return one_line(path.stem)
+        names = {path.stem for path in listed}
+        numbered = (f"{wish}-{number}" for number in range(2, len(listed) + 3))
+        free = next(each for each in (wish, *numbered) if each not in names)
+        if exact and free != wish:
+            raise KeysError(
+                f"{directory}/allowed/{wish}.pub exists already, with another key: invite the "
+                "device under another name."
+            )
+        write_whole(directory / "allowed" / f"{free}.pub", key + b"\n", PUBLIC_MODE)
+    return free
+
+
+def valid_name(name: str) -> str:
+    """Return the valid name of a key that is most like this text, such as a host name."""
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")
+    return plain[:_MAX_WISH].rstrip("._-") or DEVICE
 
 
 def deny(directory: Path, name: str) -> list[Path]:

@@ -12,7 +12,9 @@ import pytest
 
 from pilotfish import Device
 from pilotfish.base.errors import PilotfishError
+from pilotfish.device_runtime.enrolment import enrol
 from pilotfish.wire import keys
+from pilotfish.wire.invitation import parse_line
 from tests.deploy.booted.asking import is_undisturbed, link_losses, stream
 from tests.deploy.booted.conftest import DEVICE, EDGE, ETC, Prepared
 from tests.deploy.booted.machine import Machine
@@ -52,6 +54,18 @@ def comes_in(machine: Machine, prepared: Prepared, folder: Path) -> bool:
             return False
 
     return machine.on_network(ask)
+
+
+def invitation_of(machine: Machine, *flags: str) -> str:
+    """Invite a device; the command's output, which is the file /root/invite."""
+    path = machine.root / "root" / "invite"
+    path.unlink(missing_ok=True)
+    machine.run(
+        "systemd-run", "--unit=invite", "--collect", "-p", "StandardOutput=file:/root/invite",
+        "-p", "StandardError=journal", "pilotfish", "keys", "invite", *flags,
+    )  # fmt: skip
+    machine.until(lambda: path.exists() and "\n" in path.read_text(), "the line")
+    return path.read_text()
 
 
 def entries(machine: Machine, unit: str, *flags: str) -> list[tuple[int, str]]:
@@ -118,6 +132,29 @@ def test_an_edge_that_starts_within_a_rotation_answers_to_both_keys(
         assert comes_in(machine, prepared, newcomer)
     finally:
         (local / "allowed" / "newcomer.pub").unlink()
+
+
+def test_a_device_is_enrolled_by_a_line(
+    machine: Machine, prepared: Prepared, local: Path, tmp_path: Path
+) -> None:
+    """The service may not write its allow-list; the command of root does, and nobody reloads."""
+    try:
+        invitation = parse_line(invitation_of(machine, "--device-name", "enrolled"))
+        assert "1 invitation open" in machine.show(EDGE, "StatusText")
+        assert invitation.address == "tcp://127.0.0.1:7077"
+        done = machine.on_network(lambda: enrol(invitation, tmp_path))
+        assert done.name == "enrolled"
+        assert comes_in(machine, prepared, tmp_path)
+        machine.until(lambda: "enrolled: enrolled, key" in machine.journal("invite"), "its name")
+        assert not [*(local / "invitations").iterdir()]
+        # a device whose service is installed, and whose key is on the list
+        invitation_of(machine)
+        advice = machine.run("sh", "-c", "pilotfish keys accept - </root/invite")
+        assert "enrolled as board at tcp://127.0.0.1:7077" in advice
+        assert 'edge = "tcp://127.0.0.1:7077"' in advice
+    finally:
+        (local / "allowed" / "enrolled.pub").unlink(missing_ok=True)
+        machine.run("systemctl", "reload", EDGE)
 
 
 def test_the_journal_knows_what_is_serious_and_how_a_service_runs(machine: Machine) -> None:
