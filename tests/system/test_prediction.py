@@ -115,6 +115,17 @@ def test_with_other_options_of_the_request(
         assert (guided.tokens, guided.text) == (plain.tokens, plain.text)
 
 
+TOOL = {"type": "function", "function": {"name": "ab", "parameters": {"type": "object"}}}
+
+
+def test_with_tools(device: Device) -> None:
+    options: dict[str, Any] = {"tools": [TOOL], "max_tokens": 24}
+    plain = device.generate("abc", protocol="stream", **options)
+    for prediction in ("zq ab", plain.tokens):
+        guided = device.generate("abc", protocol="ahead", prediction=prediction, **options)
+        assert (guided.tokens, guided.turn) == (plain.tokens, plain.turn)
+
+
 @pytest.mark.parametrize("protocol", ["tslt", "dsd", "dssd", "tree"])
 def test_protocols_that_send_distributions_take_a_prediction(device: Device, protocol: str) -> None:
     """Their seeded texts depend on the drafts, but not at temperature 0."""
