@@ -17,7 +17,10 @@ from tests.support.shards import ROOT
         ("docs/wire.md", set()),
         ("docs/clients.md", {"clients"}),
         ("tests/clients/programs/ai_sdk.mjs", {"clients"}),
-        ("pilotfish/device_runtime/service/openai.py", {"clients", "device_runtime", "system"}),
+        (
+            "pilotfish/device_runtime/service/openai.py",
+            {"bridge", "clients", "device_runtime", "system"},
+        ),
         ("pilotfish/lab/judge/mining.py", {"judge", "reference"}),
         ("pilotfish/lab/selftest/checks.py", {"selftest"}),
         ("pilotfish/lab/__init__.py", {"distill", "field", "judge", "selftest"}),
