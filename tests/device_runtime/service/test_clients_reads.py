@@ -158,19 +158,20 @@ def test_a_model_has_what_clients_read(service: Serving) -> None:
 
 def timings_of(service: Serving, *, stream: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The timings and the usage of an answer."""
-    answers = service.client().chat.completions.create(
+    create: Any = service.client().chat.completions.create
+    answers = create(
         model="pilotfish",
         stream=stream,
         stream_options={"include_usage": True} if stream else None,
         extra_body={"pilotfish": {"protocol": "greedy", "window": 4}},
-        **SAY,  # type: ignore[arg-type]
+        **SAY,
     )
     if stream:
         chunks = [chunk.model_dump() for chunk in answers]
         assert "timings" not in chunks[0]
         assert chunks[-1]["timings"] == chunks[-2]["timings"]
         return chunks[-1]["timings"], chunks[-1]["usage"]
-    whole = answers.model_dump()  # type: ignore[union-attr]
+    whole = answers.model_dump()
     return whole["timings"], whole["usage"]
 
 
