@@ -190,11 +190,14 @@ class Lanes:
 
     @contextmanager
     def admit(
-        self, client: str, choices: int = 1, *, pieces: int | None = None
+        self, client: str, choices: int = 1, prompts: int = 1, *, pieces: int | None = None
     ) -> Iterator[AnswerJob]:
-        """Make a job for this client, and hold a place for each of its answers during the block.
-        Raises a `RefusalError` if there are too few free places. At the end of the block the job is
-        given up, unless it has ended. pieces: see `AnswerJob`.
+        """Make a job for this client, and hold its places during the block: one for each answer to
+        one prompt. A job of several prompts needs no more, since it makes one answer at a time.
+
+        choices: number of answers to each prompt. pieces: see `AnswerJob`. Raises a `RefusalError`
+        if there are too few free places. At the end of the block the job is given up, unless it has
+        ended.
         """
         self._refuse_if_draining()
         if (full := self._full(client, choices)) is not None:
@@ -205,7 +208,7 @@ class Lanes:
                 reason="busy",
                 retry_s=self._retry_s(),
             )
-        job = AnswerJob(client, choices, pieces=pieces)
+        job = AnswerJob(client, choices, prompts, pieces=pieces)
         self._held[client] += choices
         # before clients that are served from now on, after clients that have waited longer
         self._served.setdefault(client, self._turn - 1)
@@ -349,7 +352,8 @@ class Lanes:
             event = job.given_up  # the reason replaces the interruption's own error
         job.post(event)
         if not job.ended:  # queue its next answer: other clients may come first
-            self._free_places(job, 1)
+            if job.left < job.places:
+                self._free_places(job, 1)
             self._waiting.setdefault(job.client, deque()).appendleft(job)
         self._assign()
 
