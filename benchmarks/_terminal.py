@@ -1,8 +1,8 @@
 """What a program writes to a terminal, with times: cells of characters, colours and when they came.
 
-It understands what line editing and coloured text need (SGR colours, carriage return, backspace,
-erasing to the end of the line); other control sequences are left out. Nothing scrolls: a recording
-is as high as its text.
+It understands what line editing, coloured text and progress bars need (SGR colours, carriage
+return, backspace, erasing of lines, the line above); other control sequences are left out. Nothing
+scrolls: a recording is as high as its text.
 """
 
 import codecs
@@ -28,6 +28,7 @@ class Recording:
 
     columns: int = 80
     lines: list[dict[int, Cell]] = field(default_factory=lambda: [{}])
+    _row: int = 0
     _column: int = 0
     _style: frozenset[str] = frozenset()
     _rest: str = ""
@@ -60,26 +61,32 @@ class Recording:
 
     def _put(self, at_s: float, character: str) -> None:
         if character == "\n":
-            self.lines.append({})
-            self._column = 0
+            self._next_line()
         elif character == "\r":
             self._column = 0
         elif character == "\b":
             self._column = max(0, self._column - 1)
         elif character >= " ":
             if self._column == self.columns:
-                self.lines.append({})
-                self._column = 0
-            self.lines[-1][self._column] = Cell(at_s, character, self._style)
+                self._next_line()
+            self.lines[self._row][self._column] = Cell(at_s, character, self._style)
             self._column += 1
+
+    def _next_line(self) -> None:
+        self._row, self._column = self._row + 1, 0
+        if self._row == len(self.lines):
+            self.lines.append({})
 
     def _obey(self, numbers: str, command: str) -> None:
         if command == "m":
             for number in numbers.split(";"):
                 self._set_style(int(number or 0))
-        elif command == "K" and numbers in ("", "0"):
-            line = self.lines[-1]
-            for column in [column for column in line if column >= self._column]:
+        elif command == "A":
+            self._row = max(0, self._row - int(numbers or 1))
+        elif command == "K":
+            first = self._column if numbers in ("", "0") else 0
+            line = self.lines[self._row]
+            for column in [column for column in line if column >= first]:
                 del line[column]
 
     def _set_style(self, number: int) -> None:

@@ -3,9 +3,9 @@
     python benchmarks/recording.py [--out docs/link-loss.svg]
 
 `pilotfish chat` runs in a pseudo-terminal, and reaches its edge through the emulator. While an
-answer arrives, the emulator breaks the link for some seconds: the drafter goes on alone, in another
-colour, until the target takes the answer over again. What is drawn is what the program wrote, at
-the times at which it wrote it; ``--slower`` stretches all times alike, and the picture says so.
+answer arrives, the emulator lets nothing pass for some seconds, as a radio out of range does: the
+drafter goes on alone, in another colour, until the target takes the answer over again. What is drawn is what the program wrote, at
+the times at which it wrote it; ``--slower`` stretches all times alike.
 """
 
 import fcntl
@@ -119,7 +119,7 @@ def main() -> int:
     parser.add_argument(
         "--after", type=int, default=130, help="letters of the answer before the cut (%(default)s)"
     )
-    parser.add_argument("--cut", type=float, default=1.0, help="seconds (%(default)s)")
+    parser.add_argument("--cut", type=float, default=3.0, help="seconds (%(default)s)")
     parser.add_argument("--slower", type=float, default=2.0, help="playback (%(default)s)")
     args = parser.parse_args()
     drafter, target = pair(args)
@@ -134,9 +134,8 @@ def main() -> int:
             phases = _record(chat, link, args.question, args.after, args.cut)
         finally:
             chat.end()
-    phases.append(Phase(chat.now_s, "bar", f"played {args.slower:g} times as slowly"))
     title = "A chat whose link breaks: the drafter goes on alone, until the target takes over again"
-    write_output(args.out, draw(chat.recording, phases[:3], title, slower=args.slower).encode())
+    write_output(args.out, draw(chat.recording, phases, title, slower=args.slower).encode())
     print(args.out)
     return 0
 
@@ -148,16 +147,15 @@ def _record(
     chat.read_until_quiet()
     ready = chat.recording.text().splitlines()[-1]
     chat.type(question)
-    os_enter = "\n"
-    chat.type(os_enter)
+    chat.type("\n")
     asked = len(chat.recording.text())
     chat.read_until(lambda: len(chat.recording.text()) >= asked + after)
     lost_s = chat.now_s
-    link.cut(cut_s)
+    link.cut(cut_s, silent=True)
     chat.read_until(lambda: chat.recording.text().splitlines()[-1] == ready)
     return [
         Phase(0.0, "up", "link: up, RTT 30 ms (emulated)"),
-        Phase(lost_s, "down", "link: cut"),
+        Phase(lost_s, "down", "link: out of range"),
         Phase(lost_s + cut_s, "up", "link: up again"),
     ]
 
