@@ -84,11 +84,11 @@ class Conversation:
         self.session = Session(drafter, link, cancel_token, shares=shares)
         self.last: Generation | None = None
 
-    @property
-    def _end_ids(self) -> list[int]:
-        """The target's end tokens."""
+    def _end_ids(self, request: Request) -> list[int]:
+        """Return the tokens that end the answer to a request."""
         welcome = self._link.welcome if self._link is not None else None
-        return list((welcome or self._target).eos_ids)
+        end_ids = () if request.ignore_eos else (welcome or self._target).eos_ids
+        return [*end_ids, *request.stop_token_ids]
 
     def answer(
         self,
@@ -110,7 +110,7 @@ class Conversation:
         target = self._target.with_tools if prompt.tools is not None else self._target
         outline = answer_outline(prompt, target, plan.sampling.logits_options.grammar)
         plan = plan.with_grammar(outline.grammar)
-        answer = AnswerBuffer(target, outline, plan, self._end_ids)
+        answer = AnswerBuffer(target, outline, plan, self._end_ids(plan.request))
         finished = False
         try:
             session.start(
@@ -143,6 +143,7 @@ class Conversation:
             recoveries=progress.losses.recoveries,
             parts=answer.parts,
             prompt_logprobs=session.prompt_logprobs,
+            cached_tokens=session.reused,
             prompt_ids=[] if plan.request.prompt_logprobs is None else prompt.ids.tolist(),
         )
 
@@ -271,14 +272,15 @@ class Conversation:
         if plan.protocol == LOCAL:
             yield from session.local(plan.sampling, answer.remaining)
             return
+        end_ids = self._end_ids(plan.request)
         while self._has_room(answer):
             try:
                 session.join()
                 if plan.streams:
-                    yield from session.stream(plan, answer.remaining, self._end_ids)
+                    yield from session.stream(plan, answer.remaining, end_ids)
                     continue
                 while self._has_room(answer):
-                    yield session.speculate(plan, answer.remaining, self._end_ids)
+                    yield session.speculate(plan, answer.remaining, end_ids)
             except _STANDALONE_ERRORS as error:
                 if not self._may_continue_alone(error, plan, answer, alone=alone):
                     raise

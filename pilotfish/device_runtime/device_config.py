@@ -4,6 +4,7 @@ Each setting is declared once; its flag, TOML key, help and reload follow from t
 (`base.settings`).
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -91,6 +92,23 @@ class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):
             live=True,
         ),
     ] = None
+    allow_origin: Annotated[
+        Sequence[str],
+        setting(
+            "let web pages and apps of this origin (SCHEME://HOST:PORT; *: all) use the service "
+            "from a browser; may be repeated",
+            repeat=True,
+            metavar="ORIGIN",
+            live=True,
+        ),
+    ] = ()
+    strict: Annotated[
+        bool,
+        setting(
+            "refuse requests with fields that the service does not know, instead of ignoring them",
+            live=True,
+        ),
+    ] = False
     tls_cert: Annotated[
         Path | None,
         setting("serve HTTPS with the certificate in this file (PEM)", metavar="FILE", live=True),

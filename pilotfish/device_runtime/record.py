@@ -199,6 +199,7 @@ class Generation:
 
     parts: the text as parsed by the target's chat format: words, thought, calls. prompt_logprobs:
     one for each token of the prompt (``prompt_ids``), if requested; None for the first.
+    cached_tokens: number of the prompt's first tokens that were not read again.
 
     stop_string: the stop string that ended the answer; None if something else ended it.
 
@@ -223,6 +224,7 @@ class Generation:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     prompt_ids: Sequence[int] = ()
     stop_string: str | None = None
+    cached_tokens: int = 0
 
     @property
     def turn(self) -> Turn:

@@ -89,6 +89,7 @@ class Session:
         self._plan: Plan | None = None
         self._last_round: Round | None = None  # the generation's last round
         self._prompt_length = 0
+        self.reused = 0  # number of the prompt's tokens that the session held when it began
         self.prompt_logprobs: list[TokenLogprob | None] = []  # filled once they have arrived
         self._logits_processor: LogitsProcessor | None = None
         self._constraint: DraftAdvice | None = None
@@ -139,7 +140,7 @@ class Session:
             )
         self._logits_processor = plan.sampling.logits_processor(len(ids), constraint)
         self._constraint = constraint
-        shared = self.shared_tokens(ids, owner)
+        self.reused = shared = self.shared_tokens(ids, owner)
         self.committed.truncate(shared)
         self.committed.extend(ids[shared:])
         if not shared:

@@ -142,10 +142,10 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
             ChatTemplate,
         )  # imported here, because Jinja loads slowly and an edge never needs it
 
-        return ChatTemplate(self.chat_template, self._named_tokens)
+        return ChatTemplate(self.chat_template, self.named_tokens)
 
     @property
-    def _named_tokens(self) -> dict[str, str]:
+    def named_tokens(self) -> dict[str, str]:
         """The special tokens by the names that templates use."""
         if self.special_tokens is not None:
             return self.special_tokens

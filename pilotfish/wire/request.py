@@ -119,9 +119,10 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
     64. They send up to V tokens of each distribution, 2¹⁸ in a window. A temperature of None is not
     stated (`device_runtime.default_temperature`). logit_bias, penalties, grammar: applied to both
     ends' logits (`LogitsOptions`). seed: 0 ≤ seed < 2⁶³; None: random. options: the protocols' own
-    options, by name; options of other protocols have no effect. logprobs: return the
-    log-probabilities of each token and of this number of likeliest tokens. prompt_logprobs: the
-    same for the prompt's tokens, from unprocessed logits.
+    options, by name; options of other protocols have no effect. ignore_eos: the target's end
+    tokens do not end the answer. stop_token_ids: further tokens that end it, as end tokens do.
+    logprobs: return the log-probabilities of each token and of this number of likeliest tokens.
+    prompt_logprobs: the same for the prompt's tokens, from unprocessed logits.
     """
 
     protocol: (
@@ -312,6 +313,10 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
         StopTexts,
         setting("stop at this text; may be repeated", repeat=True, metavar="TEXT"),
     ] = ()
+    ignore_eos: Annotated[bool, setting("", http="body")] = False
+    stop_token_ids: Annotated[
+        Sequence[Annotated[int, Meta(ge=0, le=_U31)]], _MOST_ITEMS, setting("", http="body")
+    ] = ()
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -401,6 +406,8 @@ class Options(TypedDict, total=False):
     draft_top_p: float | None
     seed: int | None
     stop: Sequence[str]
+    ignore_eos: bool
+    stop_token_ids: Sequence[int]
     options: "ProtocolOptions | None"
 
 

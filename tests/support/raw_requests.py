@@ -20,7 +20,7 @@ MESSAGES = "/v1/messages"
 
 # Fields of JSON that differ each time, or with the processor.
 VARIABLE = re.compile(
-    r'("(?:id|item_id|response_id|created|created_at|software|text|content|delta|\w+_s|\w+_ms)": ?)'
+    r'("(?:id|item_id|response_id|created|created_at|software|text|content|delta|\w+_s|\w+_ms|\w+_per_second)": ?)'
     r'("(?:[^"\\]|\\.)*"|-?[\d.e-]+)'
 )
 

@@ -6,7 +6,10 @@ duration reveals nothing.
 
 Without keys a service listens on loopback only. There a browser is the danger: a foreign page can
 send requests to 127.0.0.1 (CSRF), or resolve its own name to it (DNS rebinding). So the Host must
-be this machine, and the Origin, if present, the service itself.
+be this machine, and the Origin, if present, the service itself or one that the operator allows.
+
+Pages of an allowed origin may also read the answers (CORS). They get no cookies or other
+credentials of the browser: a page sends its key itself.
 """
 
 from __future__ import annotations
@@ -30,6 +33,11 @@ _FILE_BYTES = 256 * 1024
 _KEY = re.compile(r"[\x21-\x7e]{16,512}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 CREDENTIAL = "api-keys"
+PREFLIGHT = "access-control-request-method"  # header of a preflight request
+ANY_ORIGIN = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]+")
+_HEADERS = re.compile(r"[A-Za-z0-9-]+(, ?[A-Za-z0-9-]+){0,63}")
+_OWN_HEADERS = "authorization, content-type"
 
 
 class Client(NamedTuple):
@@ -162,10 +170,29 @@ def api_keys(
 
 
 class Access:
-    """Access control of requests. ``keys`` may be replaced while requests run."""
+    """Access control of requests. ``keys`` and ``origins`` may be replaced while requests run.
 
-    def __init__(self, keys: ApiKeys | None) -> None:
+    origins: the allowed origins of foreign pages (`checked_origins`).
+    """
+
+    def __init__(self, keys: ApiKeys | None, origins: Sequence[str] = ()) -> None:
         self.keys = keys
+        self.origins = checked_origins(origins)
+
+    def allows(self, origin: str) -> bool:
+        """Whether a foreign page of this origin may use the service."""
+        return ANY_ORIGIN in self.origins or origin.lower() in self.origins
+
+    def cors_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """Return the headers that let the page that sent this request read the answer."""
+        origin = headers.get("origin")
+        if origin is None or not self.allows(origin):
+            return {}
+        return {
+            "access-control-allow-origin": origin,
+            "access-control-expose-headers": "retry-after, x-pilotfish-ignored",
+            "vary": "origin",
+        }
 
     def client(self, headers: Mapping[str, str], peer: str, *, needs_key: bool) -> Client:
         """Return the client, by its key or its address, or raise a `RefusalError`.
@@ -173,7 +200,7 @@ class Access:
         headers: names in lower case. needs_key: False for public routes.
         """
         if self.keys is None:
-            _check_own(headers)
+            self._check_own(headers)
             return Client(peer)
         client = self.keys.client(headers.get("authorization"))
         if client is None and (key := headers.get("x-api-key")) is not None:  # as at Anthropic
@@ -191,22 +218,48 @@ class Access:
             close=True,
         )
 
+    def _check_own(self, headers: Mapping[str, str]) -> None:
+        """Refuse requests that a browser sends on behalf of a foreign page."""
+        host = headers.get("host", "")
+        if host and not is_loopback(f"http://{host}"):
+            raise _foreign("Host", host)
+        origin = headers.get("origin")
+        if origin is None or origin.partition("://")[2].lower() == host.lower():
+            return
+        if not self.allows(origin):
+            raise _foreign("Origin", origin)
 
-def _check_own(headers: Mapping[str, str]) -> None:
-    """Refuse requests that a browser sends on behalf of a foreign page."""
-    host = headers.get("host", "")
-    if host and not is_loopback(f"http://{host}"):
-        raise _foreign("Host", host)
-    origin = headers.get("origin")
-    if origin is not None and origin.partition("://")[2].lower() != host.lower():
-        raise _foreign("Origin", origin)
+
+def checked_origins(origins: Sequence[str]) -> frozenset[str]:
+    """Return the origins as browsers write them; `ListenError` for anything else."""
+    for origin in origins:
+        if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin.lower()):
+            raise ListenError(
+                f"{origin!r} is not an origin: write SCHEME://HOST or SCHEME://HOST:PORT as the "
+                "browser sends it, without a path, or * for all origins."
+            )
+    return frozenset(origin.lower() for origin in origins)
+
+
+def preflight_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of the answer to a preflight request of an allowed page."""
+    asked = headers.get("access-control-request-headers", "")
+    allowed = {
+        "access-control-allow-methods": "GET, HEAD, POST, DELETE",
+        "access-control-allow-headers": asked if _HEADERS.fullmatch(asked) else _OWN_HEADERS,
+        "access-control-max-age": "600",
+    }
+    if headers.get("access-control-request-private-network") == "true":
+        allowed["access-control-allow-private-network"] = "true"
+    return allowed
 
 
 def _foreign(name: str, value: str) -> RefusalError:
     return RefusalError(
         403,
         f"{name} {value[:100]!r} is not this machine: without API keys this service answers only "
-        "programs that run on this machine and use a loopback name for it.",
+        "programs that run on this machine and use a loopback name for it, and pages of the "
+        "origins that --allow-origin names.",
         code="foreign_origin",
         reason="foreign",
         close=True,

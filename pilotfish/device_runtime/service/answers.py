@@ -10,7 +10,8 @@ with the usage repeats the last choice's summary.
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -25,6 +26,7 @@ from pilotfish.device_runtime.service.openai_logprobs import (
     text_logprobs,
 )
 from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.timings import timings
 from pilotfish.engines.chat_formats.reader import Turn, TurnPart
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.wire.codecs.logprobs import TokenLogprob
@@ -35,11 +37,13 @@ Body = dict[str, Any]
 class CompletionFormat:
     """The format of one answer on its route, chat or text.
 
-    echo: returns the prompt's text, with which each choice then begins; None: no echo. marked: the
-    prompt consists of ids, so its text includes control tokens. words: tokenizer for the answer's
+    made: number of answers to each prompt. echo: returns the text of the prompt with this index,
+    with which its choices then begin; None: no echo. marked: indices of the prompts that consist of
+    ids, so that their texts include control tokens. words: tokenizer for the answer's
     log-probabilities; None: the answer has none. usage: a stream ends with the usage. best: number
-    of answers in a body, the answers with the highest mean log-probability; 0: all. prompt_words:
-    tokenizer for the prompt's log-probabilities; None: the answer has none.
+    of each prompt's answers in a body, the answers with the highest mean log-probability; 0: all.
+    scores: leave out the answers' tokens. prompt_words: tokenizer for the prompt's
+    log-probabilities; None: the answer has none.
     """
 
     quiet = COMMENT
@@ -49,22 +53,26 @@ class CompletionFormat:
         *,
         chat: bool,
         model: str,
-        echo: Callable[[], str] | None = None,
-        marked: bool = False,
+        made: int = 1,
+        echo: Callable[[int], str] | None = None,
+        marked: Collection[int] = (),
         words: Tokenizer | None = None,
         usage: bool = False,
         best: int = 0,
+        scores: bool = False,
         prompt_words: Tokenizer | None = None,
     ) -> None:
         self._chat = chat
         self._id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
         self._model = model
         self._created = int(time.time())
+        self._made = made
         self._echo = echo
         self._marked = marked
         self._words = words
         self._sends_usage = usage
         self._best = best
+        self._scores = scores
         self._prompt_words = prompt_words
         self._offsets: TextOffsets | None = (
             None  # text offsets of the current choice's tokens, if log-probabilities are sent
@@ -74,9 +82,17 @@ class CompletionFormat:
 
     def full_body(self, generations: Sequence[Generation]) -> Body:
         """Return the body of an unstreamed answer; its usage counts all generations."""
-        returned = most_likely(generations, self._best) if self._best else generations
-        choices = [self._choice(at, generation) for at, generation in enumerate(returned)]
-        summaries = [summary(generation) for generation in returned]
+        generations = [self._sent(generation) for generation in generations]
+        by_prompt = [
+            generations[at : at + self._made] for at in range(0, len(generations), self._made)
+        ]
+        returned = [
+            (prompt, generation)
+            for prompt, answers in enumerate(by_prompt)
+            for generation in (most_likely(answers, self._best) if self._best else answers)
+        ]
+        choices = [self._choice(at, *choice) for at, choice in enumerate(returned)]
+        summaries = [summary(generation) for _, generation in returned]
         if len(choices) > 1:
             choices = [
                 {**choice, "pilotfish": generation_summary}
@@ -85,15 +101,22 @@ class CompletionFormat:
         return {
             **self._head("chat.completion"),
             "choices": choices,
-            "usage": usage(generations),
+            "usage": usage(generations, self._made),
+            "timings": timings(generations),
             "pilotfish": summaries[0] if len(summaries) == 1 else None,
         }
 
-    def _choice(self, index: int, generation: Generation) -> Body:
+    def _sent(self, generation: Generation) -> Generation:
+        """Return the part of an answer that is sent."""
+        if not self._scores:
+            return generation
+        return replace(generation, tokens=[], text="", parts=[], rounds=[], finish_reason="length")
+
+    def _choice(self, index: int, prompt: int, generation: Generation) -> Body:
         choice: Body = {
             "index": index,
             "finish_reason": self._finish(generation),
-            "logprobs": self._logprobs_of(generation),
+            "logprobs": self._logprobs_of(prompt, generation),
         }
         if self._prompt_words is not None:
             choice["prompt_logprobs"] = prompt_logprobs(
@@ -101,7 +124,7 @@ class CompletionFormat:
             )
         if self._chat:
             return {**choice, "message": message_body(generation.turn)}
-        return {**choice, "text": self._prompt() + generation.text}
+        return {**choice, "text": self._prompt(prompt) + generation.text}
 
     def _finish(self, generation: Generation) -> str:
         ended = generation.finish_reason
@@ -109,22 +132,22 @@ class CompletionFormat:
             return ended
         return "tool_calls" if generation.turn.has_calls else ended
 
-    def _logprobs_of(self, generation: Generation) -> Body | None:
+    def _logprobs_of(self, prompt: int, generation: Generation) -> Body | None:
         """Format an unstreamed answer's log-probabilities, after those of an echoed prompt."""
-        self._offsets = self._answer_offsets()
+        self._offsets = self._answer_offsets(prompt)
         logprobs = self._logprobs(generation.tokens, generation.logprobs)
         if logprobs is None or self._words is None or self._echo is None:
             return logprobs
         before = generation.prompt_logprobs
         if not before:
             return logprobs
-        offsets = TextOffsets(self._words, special=self._marked)
+        offsets = TextOffsets(self._words, special=prompt in self._marked)
         prompt_part = text_logprobs(generation.prompt_ids, before, self._words, offsets)
         return {name: prompt_part[name] + logprobs[name] for name in logprobs}
 
-    def _answer_offsets(self) -> TextOffsets | None:
-        """Return the text offsets of a new choice's tokens."""
-        return None if self._words is None else TextOffsets(self._words, len(self._prompt()))
+    def _answer_offsets(self, prompt: int) -> TextOffsets | None:
+        """Return the text offsets of a new choice's tokens. prompt: index of its prompt."""
+        return None if self._words is None else TextOffsets(self._words, len(self._prompt(prompt)))
 
     def _logprobs(
         self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None]
@@ -135,21 +158,24 @@ class CompletionFormat:
             return chat_logprobs(tokens, logprobs, self._words)
         return text_logprobs(tokens, logprobs, self._words, self._offsets)
 
-    def _prompt(self) -> str:
-        return "" if self._echo is None else self._echo()
+    def _prompt(self, prompt: int) -> str:
+        return "" if self._echo is None else self._echo(prompt)
 
     def start_events(self) -> list[Body]:
         """Return, once per choice, the chunks before its first token (in a chat, the role)."""
         if self._begun:
             return []
         self._begun = True
-        self._offsets = self._answer_offsets()
+        prompt = len(self._ended) // self._made
+        self._offsets = self._answer_offsets(prompt)
         if self._chat:
             return [self._chunk({"role": "assistant", "content": ""})]
-        return [self._chunk(self._prompt())] if self._echo is not None else []
+        return [self._chunk(self._prompt(prompt))] if self._echo is not None else []
 
     def piece_events(self, piece: Piece) -> list[Body]:
         """Return the chunks of one piece."""
+        if self._scores:
+            return self.start_events()
         content = delta_of(piece.parts) if self._chat else piece.text
         note: Body = {"origin": piece.origin, "tokens": len(piece.tokens)}
         if piece.key:
@@ -161,9 +187,11 @@ class CompletionFormat:
 
     def end_events(self, generation: Generation) -> list[Body]:
         """Return the chunks after a choice's last token."""
+        generation = self._sent(generation)
         content: Body | str = {} if self._chat else ""
         last = self._chunk(content, finish=self._finish(generation))
-        events = [*self.start_events(), {**last, "pilotfish": summary(generation)}]
+        last |= {"timings": timings([generation]), "pilotfish": summary(generation)}
+        events = [*self.start_events(), last]
         self._ended.append(generation)
         self._begun = False
         return events
@@ -185,7 +213,8 @@ class CompletionFormat:
         return {
             **self._head("chat.completion.chunk"),
             "choices": [],
-            "usage": usage(self._ended),
+            "usage": usage(self._ended, self._made),
+            "timings": timings(self._ended),
             "pilotfish": summary(self._ended[-1]),
         }
 
@@ -264,15 +293,25 @@ def most_likely(answers: Sequence[Generation], most: int) -> list[Generation]:
     return sorted(answers, key=by_token, reverse=True)[:most]
 
 
-def usage(generations: Sequence[Generation]) -> Body:
-    """Count the tokens of the prompt and of all answers, end tokens included."""
-    prompt = generations[0].prompt_tokens
+def usage(generations: Sequence[Generation], made: int = 1) -> Body:
+    """Count the tokens of all prompts and answers, end tokens included.
+
+    made: number of answers to each prompt; a prompt counts once.
+    """
+    prompts = generations[::made]
+    prompt = sum(generation.prompt_tokens for generation in prompts)
     completion = sum(len(generation.tokens) for generation in generations)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-    }
+        "prompt_tokens_details": {
+            "cached_tokens": sum(generation.cached_tokens for generation in prompts)
+        },
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0
+        },
+    }  # fmt: skip
 
 
 def thought_tokens(generation: Generation, tokens: Callable[[str], int]) -> int:

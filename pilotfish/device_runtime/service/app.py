@@ -8,7 +8,7 @@ and in `chat_page`.
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -21,10 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pilotfish.base.errors import PilotfishError
 from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.service import chat_page as page
-from pilotfish.device_runtime.service.access import Client
+from pilotfish.device_runtime.service.access import PREFLIGHT, Client, preflight_headers
 from pilotfish.device_runtime.service.answers import Body, CompletionFormat
 from pilotfish.device_runtime.service.completion import Completion, bounded_body, json_response
 from pilotfish.device_runtime.service.device_service import DeviceService
+from pilotfish.device_runtime.service.field_check import IgnoredFields
 from pilotfish.device_runtime.service.messages import (
     count_request,
     count_response,
@@ -42,15 +43,18 @@ from pilotfish.device_runtime.service.responses import response_request
 from pilotfish.device_runtime.service.responses_events import ResponseFormat
 from pilotfish.device_runtime.service.service_metrics import CONTENT_TYPE
 from pilotfish.device_runtime.service.tokens import (
+    capabilities,
     detokenize_request,
     detokenize_response,
     tokenize_request,
     tokenize_response,
+    tokenizer_info,
 )
 from pilotfish.wire.protocols import PROTOCOL_REGISTRY, STREAM
 from pilotfish.wire.request import Request
 
 _MESSAGES = "/v1/messages"
+_Read = TypeVar("_Read")
 
 
 def application(service: DeviceService) -> ASGIApp:
@@ -97,36 +101,46 @@ def _refusal_response(path: str, refusal: RefusalError, headers: Mapping[str, st
 def _route(
     path: str, endpoint: Callable[[HttpRequest], Awaitable[Response]], *methods: str
 ) -> Route:
-    """Return a route for exactly these methods, GET if none is named."""
-    route = Route(path, endpoint, methods=methods or None)
-    route.methods = set(methods or ["GET"])  # Starlette adds HEAD to GET
-    return route
+    """Return a route for exactly these methods; GET and HEAD if none is named."""
+    return Route(path, endpoint, methods=methods or ["GET"])  # Starlette adds HEAD to GET
 
 
 def _completions(service: DeviceService) -> list[Route]:
     async def complete(
-        request: HttpRequest, parse: Callable[[bytes, Request], CompletionRequest]
+        request: HttpRequest,
+        parse: Callable[[bytes, Request, IgnoredFields], CompletionRequest],
     ) -> Completion:
         body = await bounded_body(request, service.body_bytes)
-        completion = parse(body, service.defaults)
+        ignored = service.new_ignored()
+        completion = parse(body, service.defaults, ignored)
         completion = _check(service, completion)
-        echo = partial(service.text_of, completion.prompt) if completion.echo else None
+        prompts = completion.prompts
+        echo = (lambda at: service.text_of(prompts[at])) if completion.echo else None
         words = service.device.tokenizer if completion.logprobs else None
         model = service.config.model
         usage = completion.include_usage
         answer = CompletionFormat(
             chat=completion.chat,
             model=model,
+            made=completion.choices,
             echo=echo,
-            marked=not isinstance(completion.prompt, str),
+            marked={at for at, prompt in enumerate(prompts) if not isinstance(prompt, str)},
             words=words,
             usage=usage,
             best=completion.best,
+            scores=completion.scores,
             prompt_words=service.device.tokenizer if completion.prompt_logprobs else None,
         )
         client = _client(request)
-        read = partial(service.read, client.name)
-        return Completion(service.lanes, client, completion, answer, read, service.count_refusal)
+        return Completion(
+            service.lanes,
+            client,
+            completion,
+            answer,
+            partial(service.read, client.name),
+            service.count_refusal,
+            service.note_ignored(client.name, ignored),
+        )
 
     async def chat(request: HttpRequest) -> Completion:
         return await complete(request, chat_request)
@@ -147,14 +161,23 @@ def _responses(service: DeviceService) -> list[Route]:
         client = _client(request)
         owner = client.identity
         body = await bounded_body(request, service.body_bytes)
-        parsed = response_request(body, service.defaults, partial(store.conversation, owner))
+        ignored = service.new_ignored()
+        before = partial(store.conversation, owner)
+        parsed = response_request(body, service.defaults, before, ignored)
         completion = _check(service, parsed.completion)
         keep = partial(store.store, owner, parsed.messages) if parsed.store else None
         answer = ResponseFormat(
             parsed, model=service.config.model, keep=keep, tokens=service.tokens_in
         )
-        read = partial(service.read, client.name)
-        return Completion(service.lanes, client, completion, answer, read, service.count_refusal)
+        return Completion(
+            service.lanes,
+            client,
+            completion,
+            answer,
+            partial(service.read, client.name),
+            service.count_refusal,
+            service.note_ignored(client.name, ignored),
+        )
 
     async def again(request: HttpRequest) -> Response:
         if request.query_params.get("stream", "false") != "false":
@@ -183,23 +206,36 @@ def _responses(service: DeviceService) -> list[Route]:
 def _messages(service: DeviceService) -> list[Route]:
     async def respond(request: HttpRequest) -> Completion:
         client = _client(request)
-        parsed = message_request(await bounded_body(request, service.body_bytes), service.defaults)
+        body = await bounded_body(request, service.body_bytes)
+        ignored = service.new_ignored()
+        parsed = message_request(body, service.defaults, ignored)
         completion = _check(service, parsed.completion)
         answer = MessageFormat(parsed, model=service.config.model, tokens=service.tokens_in)
 
-        async def read(completion: CompletionRequest) -> Prompt:
-            prompt = await service.read(client.name, completion)
+        async def read(completion: CompletionRequest) -> list[Prompt]:
+            (prompt,) = await service.read(client.name, completion)
             answer.prompt_tokens = len(prompt)
-            return prompt
+            return [prompt]
 
-        return Completion(service.lanes, client, completion, answer, read, service.count_refusal)
+        return Completion(
+            service.lanes,
+            client,
+            completion,
+            answer,
+            read,
+            service.count_refusal,
+            service.note_ignored(client.name, ignored),
+        )
 
     async def count(request: HttpRequest) -> Response:
-        model, talk = count_request(await bounded_body(request, service.body_bytes))
+        client = _client(request)
+        ignored = service.new_ignored()
+        model, talk = count_request(await bounded_body(request, service.body_bytes), ignored)
         if model is not None:
             _check_model(service, model)
         work = partial(count_response, service.device, talk)
-        return json_response(await service.run_in_thread(_client(request).name, work))
+        body = await service.run_in_thread(client.name, work)
+        return json_response(body, headers=service.note_ignored(client.name, ignored))
 
     return [
         _route(_MESSAGES, respond, "POST"),
@@ -225,15 +261,28 @@ def _check(service: DeviceService, completion: CompletionRequest) -> CompletionR
 
 
 def _tokens(service: DeviceService) -> list[Route]:
+    async def read(
+        request: HttpRequest, parse: Callable[[bytes, IgnoredFields], _Read]
+    ) -> tuple[_Read, dict[str, str]]:
+        """Return what a body asks for, and the answer's headers."""
+        ignored = service.new_ignored()
+        parsed = parse(await bounded_body(request, service.body_bytes), ignored)
+        return parsed, service.note_ignored(_client(request).name, ignored)
+
     async def tokenize(request: HttpRequest) -> Response:
-        prompt, chat, words = tokenize_request(await bounded_body(request, service.body_bytes))
-        work = partial(tokenize_response, service.device, prompt, chat=chat, words=words)
-        return json_response(await service.run_in_thread(_client(request).name, work))
+        parsed, headers = await read(request, tokenize_request)
+        work = partial(tokenize_response, service.device, parsed)
+        body = await service.run_in_thread(_client(request).name, work)
+        return json_response(body, headers=headers)
 
     async def detokenize(request: HttpRequest) -> Response:
-        tokens = detokenize_request(await bounded_body(request, service.body_bytes))
+        tokens, headers = await read(request, detokenize_request)
         work = partial(detokenize_response, service.device, tokens)
-        return json_response(await service.run_in_thread(_client(request).name, work))
+        body = await service.run_in_thread(_client(request).name, work)
+        return json_response(body, headers=headers)
+
+    async def info(_: HttpRequest) -> Response:
+        return json_response(tokenizer_info(service.device))
 
     async def embeddings(_: HttpRequest) -> Response:
         raise RefusalError(
@@ -246,6 +295,7 @@ def _tokens(service: DeviceService) -> list[Route]:
     return [
         _route("/tokenize", tokenize, "POST"),
         _route("/detokenize", detokenize, "POST"),
+        _route("/tokenizer_info", info),
         _route("/v1/embeddings", embeddings, "GET", "POST"),
     ]
 
@@ -292,7 +342,12 @@ def _models(service: DeviceService) -> list[Route]:
             "object": "model",
             "created": service.started_s,
             "owned_by": "pilotfish",
-            "max_model_len": service.context,
+            "root": service.config.model,
+            "parent": None,
+            "permission": [],
+            "max_model_len": service.context,  # vLLM's
+            "context_length": service.context,  # OpenRouter's
+            "capabilities": capabilities(service.device),
         }
 
     async def models(_: HttpRequest) -> Response:
@@ -324,7 +379,11 @@ def _state(service: DeviceService) -> list[Route]:
 
 
 class AccessControl:
-    """A wrapper of all routes that admits clients and times requests."""
+    """A wrapper of all routes that admits clients and times requests.
+
+    It also answers the preflight requests of browsers, and tells browsers which pages may read the
+    answers (CORS).
+    """
 
     def __init__(self, app: ASGIApp, service: DeviceService) -> None:
         self._app = app
@@ -350,16 +409,32 @@ class AccessControl:
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         service = self._service
         headers: Mapping[str, str] = Headers(scope=scope)
+        cors = service.access.cors_headers(headers)
+        send = partial(_send_with, cors, send)
         peer: str = (scope.get("client") or ("local", 0))[0]
         try:
-            client = service.access.client(headers, peer, needs_key=not _is_open(scope["path"]))
+            is_open = _is_open(scope["path"]) or (cors and scope["method"] == "OPTIONS")
+            client = service.access.client(headers, peer, needs_key=not is_open)
         except RefusalError as refusal:
             service.count_refusal(refusal)
             await _refusal_response(scope["path"], refusal, {})(scope, receive, send)
             return
+        if cors and scope["method"] == "OPTIONS" and PREFLIGHT in headers:
+            await Response(status_code=204, headers=preflight_headers(headers))(
+                scope, receive, send
+            )
+            return
         state: dict[str, Any] = scope.setdefault("state", {})
         state["client"] = client
         await self._app(scope, receive, send)
+
+
+async def _send_with(headers: Mapping[str, str], send: Send, message: Message) -> None:
+    """Send a message, with these headers if it begins an answer."""
+    if headers and message["type"] == "http.response.start":
+        more = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        message = {**message, "headers": [*message.get("headers", ()), *more]}
+    await send(message)
 
 
 def _is_open(path: str) -> bool:

@@ -5,9 +5,10 @@ In:  the bytes of a body, and the service's default `Request`. Out: the body's f
 
 A route declares a subclass of `BodyFields` with its own fields. `read_body` adds the options of
 `wire.request.Request` and, in the object ``pilotfish``, options of protocol and drafter and the
-protocols' own options. If this object names a protocol, the service's defaults for its other
-options do not apply. If it sets any option of ``auto``, none of the service's defaults for ``auto``
-apply. A body may set one grammar for its answer: by OpenAI's ``response_format`` or
+protocols' own options. Unknown fields are ignored or refused (`field_check`), but those of
+``pilotfish`` are always refused. If this object names a protocol, the service's defaults for its
+other options do not apply. If it sets any option of ``auto``, none of the service's defaults for
+``auto`` apply. A body may set one grammar for its answer: by OpenAI's ``response_format`` or
 ``text.format``, or by vLLM's ``structured_outputs``.
 """
 
@@ -34,25 +35,25 @@ from pilotfish.base.reading import without_bom
 from pilotfish.base.settings import settings
 from pilotfish.device_runtime.default_temperature import with_default_temperature
 from pilotfish.device_runtime.plan import Auto, expect_effective
-from pilotfish.device_runtime.service.prompts import (
-    bad_value,
-    present_fields,
-    refuse_unless_neutral,
-    unknown_name,
+from pilotfish.device_runtime.service.field_check import (
+    IgnoredFields,
+    RequestFields,
+    Values,
+    check_fields,
+    check_names,
 )
+from pilotfish.device_runtime.service.neutral_values import INERT, INPUT, OUTPUT, SAMPLING, WISHES
+from pilotfish.device_runtime.service.prompts import bad_value
 from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
 from pilotfish.speculation.logits_options import Grammar
 from pilotfish.wire.messages import MAX_GRAMMAR
 from pilotfish.wire.protocols import ProtocolOptions, option_types
 from pilotfish.wire.request import AUTO, AutoOptions, Request, StopTexts
 
-_ABSENT = msgspec.Raw()
-
-Values: TypeAlias = Mapping[str, tuple[object, ...]]  # unsupported field → values without effect
 Grammatical = Annotated[str, msgspec.Meta(max_length=MAX_GRAMMAR)]
 
 
-class _NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
+class _NamedSchema(RequestFields):
     """OpenAI's ``json_schema``; name, description and ``strict`` have no effect."""
 
     schema: msgspec.Raw
@@ -61,23 +62,23 @@ class _NamedSchema(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class TextFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+class TextFormat(RequestFields, tag_field="type", tag="text"):
     """A ``response_format`` without a constraint."""
 
 
-class ObjectFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_object"):
+class ObjectFormat(RequestFields, tag_field="type", tag="json_object"):
     """A format of any JSON object, or of JSON by a schema (llama.cpp's addition)."""
 
     schema: msgspec.Raw = msgspec.Raw(b'{"type": "object"}')
 
 
-class SchemaFormat(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+class SchemaFormat(RequestFields, tag_field="type", tag="json_schema"):
     """A format of JSON by a schema, as ``response_format`` has it."""
 
     json_schema: _NamedSchema
 
 
-class FlatFormat(_NamedSchema, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+class FlatFormat(_NamedSchema, tag_field="type", tag="json_schema"):
     """A format of JSON by a schema, as ``text.format`` has it."""
 
 
@@ -85,7 +86,7 @@ Format: TypeAlias = TextFormat | ObjectFormat | SchemaFormat
 FormatOfText: TypeAlias = TextFormat | ObjectFormat | FlatFormat
 
 
-class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+class StructuredOutputs(RequestFields):
     """VLLM's ``structured_outputs``; a request may set one of the fields."""
 
     json: msgspec.Raw = msgspec.Raw(b"null")
@@ -95,23 +96,25 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     grammar: Grammatical | None = None
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class StreamOptions(RequestFields):
     """OpenAI's ``stream_options``."""
 
+    inert: ClassVar[frozenset[str]] = frozenset(("include_obfuscation",))
+
+    wishes: ClassVar[Values] = {"continuous_usage_stats": (None, False)}  # vLLM's
+
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # ignored
 
 
-class BodyFields(msgspec.Struct, kw_only=True):
+class BodyFields(RequestFields, kw_only=True):
     """The fields of a body that all routes share, without those of `Request`.
 
-    inert: fields that are ignored, since they cannot change a text. neutral: unsupported fields
-    that would change a text, with their values without effect; only these are accepted. pilotfish:
-    the object with the options of protocol and drafter.
+    pilotfish: the object with the options of protocol and drafter.
     """
 
-    inert: ClassVar[frozenset[str]] = frozenset()
-    neutral: ClassVar[Values] = {}
+    inert: ClassVar[frozenset[str]] = INERT
+    neutral: ClassVar[Values] = {**SAMPLING, **INPUT, **OUTPUT}
+    wishes: ClassVar[Values] = WISHES
 
     model: str | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -121,6 +124,9 @@ class BodyFields(msgspec.Struct, kw_only=True):
     pilotfish: Any = None
 
 
+STRICT: Final = IgnoredFields()  # takes no names
+
+_Fields = TypeVar("_Fields", bound=RequestFields)
 _Kind = TypeVar("_Kind", bound=BodyFields)
 _Field = tuple[str, Any, Any]
 
@@ -140,6 +146,14 @@ _IN_BODY: Final = _names(Request, "body")
 _IN_OBJECT: Final = _names(Request, "pilotfish")
 _OF_AUTO: Final = _names(AutoOptions, "pilotfish")
 
+# Values of other servers for "none", beyond a field's bounds: their fields count as left out.
+_NONE: Final[Mapping[str, int]] = {"seed": -1, "top_k": -1}
+_WIDER: Final[Mapping[str, Any]] = {
+    "seed": Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)] | None,
+    "top_k": Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None,
+    "top_p": Annotated[float, msgspec.Meta(ge=0, le=1)] | None,
+}
+
 
 @cache
 def _body_type(kind: type[_Kind], options: tuple[type[ProtocolOptions], ...]) -> type[_Kind]:
@@ -157,46 +171,41 @@ def _body_type(kind: type[_Kind], options: tuple[type[ProtocolOptions], ...]) ->
         ],
         forbid_unknown_fields=True,
     )
-    undecoded: list[_Field] = [
-        (name, msgspec.Raw, _ABSENT) for name in dict.fromkeys((*kind.neutral, *kind.inert))
-    ]
-    fields = [*_optional(Request, _IN_BODY), *undecoded, ("pilotfish", pilotfish | None, None)]
-    whole = msgspec.defstruct(
-        kind.__name__, fields, bases=(kind,), kw_only=True, forbid_unknown_fields=True
-    )
+    fields = [*_optional(Request, _IN_BODY), ("pilotfish", pilotfish | None, None)]
+    fields = [(name, _WIDER.get(name, kind), default) for name, kind, default in fields]
+    whole = msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True)
     return cast(type[_Kind], whole)
 
 
-def read_body(body: bytes, kind: type[_Kind]) -> _Kind:
-    """Read a body; an unknown field, or a value of another type, ends decoding at once."""
+def read_body(body: bytes, kind: type[_Kind], ignored: IgnoredFields = STRICT) -> _Kind:
+    """Read a body. A value of another type ends decoding at once.
+
+    ignored: takes the names of unknown fields, or refuses them (default).
+    """
+    whole: type[_Kind] = _body_type(kind, option_types())
+    return read_fields(body, whole, ignored)
+
+
+def read_fields(body: bytes, kind: type[_Fields], ignored: IgnoredFields = STRICT) -> _Fields:
+    """Read a body of exactly this type; otherwise as `read_body`."""
+    body = without_bom(body)
     try:
-        fields: _Kind = msgspec.json.decode(
-            without_bom(body), type=_body_type(kind, option_types())
-        )
+        fields: _Fields = msgspec.json.decode(body, type=kind)
+        check_fields(body, fields, ignored)
     except msgspec.ValidationError as error:
         message = str(error)
         if message.startswith("Expected `object`") and " - at `$" not in message:
             raise _malformed(error) from None
-        if unknown_name(error) is None:
-            _refuse_unsupported(body, kind)
+        # an unsupported or unknown field may be the cause: with ``prompt``, /v1/responses needs no
+        # ``input``
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            check_names(body, kind, ignored)
         raise bad_value(error, message) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _malformed(error) from None
     except RecursionError:
         raise RefusalError(400, "The body is nested too deeply.", code="malformed") from None
-    refuse_unless_neutral(present_fields(fields, kind.neutral), kind.neutral)
     return fields
-
-
-def _refuse_unsupported(body: bytes, kind: type[BodyFields]) -> None:
-    """Refuse a faulty body for its unsupported fields, which may be the cause of the fault.
-
-    For example, a body for /v1/responses with ``prompt`` has no ``input``.
-    """
-    absent: list[_Field] = [(name, msgspec.Raw, _ABSENT) for name in kind.neutral]
-    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        fields = msgspec.json.decode(without_bom(body), type=msgspec.defstruct("Neutral", absent))
-        refuse_unless_neutral(present_fields(fields, kind.neutral), kind.neutral)
 
 
 def _malformed(error: Exception) -> RefusalError:
@@ -208,6 +217,9 @@ def request_of(
 ) -> Request:
     """Return the request that a body states. defaults: the service's own options."""
     changes = _present(body, _IN_BODY)
+    changes = {name: value for name, value in changes.items() if _NONE.get(name) != value}
+    if changes.get("top_p") == 0:  # a nucleus of one token
+        changes |= {"top_p": 1.0, "top_k": 1}
     if (grammar := _grammar_of(format, body.structured_outputs)) is not None:
         changes["grammar"] = grammar
     if body.stop is not None:

@@ -6,7 +6,7 @@ example, the edge is lost), a sign of life every `QUIET_S` keeps the client from
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -95,8 +95,8 @@ class AnswerFormat(Protocol):
 class Completion(Response):
     """The answer to a checked request.
 
-    read: tokenises the prompt in a thread, since this may take long. refused: called with each
-    error that occurs after the answer has begun.
+    read: tokenises the prompts in a thread, since this may take long. refused: called with each
+    error that occurs after the answer has begun. headers: further headers of the answer.
     """
 
     def __init__(
@@ -105,8 +105,9 @@ class Completion(Response):
         client: Client,
         request: CompletionRequest,
         answer: AnswerFormat,
-        read: Callable[[CompletionRequest], Awaitable[Prompt]],
+        read: Callable[[CompletionRequest], Awaitable[Sequence[Prompt]]],
         refused: Callable[[RefusalError], None],
+        headers: Mapping[str, str] = {},
     ) -> None:
         super().__init__()
         self._lanes = lanes
@@ -115,26 +116,29 @@ class Completion(Response):
         self._answer = answer
         self._read = read
         self._refused = refused
+        self._more_headers = dict(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; raise an error that occurs before the HTTP status is sent."""
         request = self._request
-        with self._lanes.admit(self._client.name, request.choices) as job:
+        answers = request.choices * len(request.prompts)
+        with self._lanes.admit(self._client.name, answers) as job:
             job.owner = self._client.owner
             watch = asyncio.ensure_future(self._watch(job, receive))
             try:
-                prompt = await self._read(request)
-                self._lanes.submit(job, prompt, request.request, streamed=request.stream)
+                prompt, *more = await self._read(request)
+                self._lanes.submit(job, prompt, request.request, more=more, streamed=request.stream)
                 if request.stream:
                     await self._stream(job, scope, receive, send)
                 else:
                     whole: list[Generation] = []
-                    while len(whole) < request.choices:
+                    while len(whole) < answers:
                         await job.ready()
                         event = job.take()
                         assert isinstance(event, Generation)  # not streamed: no pieces
                         whole.append(event)
-                    await json_response(self._answer.full_body(whole))(scope, receive, send)
+                    body = self._answer.full_body(whole)
+                    await json_response(body, headers=self._more_headers)(scope, receive, send)
             except BadGrammarError as error:
                 raise refusal_of(error, request.params) from error
             finally:
@@ -152,7 +156,9 @@ class Completion(Response):
         else:
             ended = False
         pending = pending or self._encode(self._answer.start_events())
-        head = Response(headers=_STREAM_HEADERS, media_type="text/event-stream")
+        head = Response(
+            headers={**_STREAM_HEADERS, **self._more_headers}, media_type="text/event-stream"
+        )
         del head.headers["content-length"]
         await send({"type": "http.response.start", "status": 200, "headers": head.raw_headers})
         while True:

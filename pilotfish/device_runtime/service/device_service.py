@@ -1,6 +1,7 @@
 """The state and the operations that all routes share."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,9 +15,10 @@ from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import ServiceConfig
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.service.access import Access
+from pilotfish.device_runtime.service.field_check import IgnoredFields
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.openai import CompletionRequest
-from pilotfish.device_runtime.service.prompts import prompt_for
+from pilotfish.device_runtime.service.prompts import prompts_for
 from pilotfish.device_runtime.service.refusal import Body, RefusalError
 from pilotfish.device_runtime.service.responses_store import ResponseStore
 from pilotfish.device_runtime.service.service_metrics import ServiceMetrics
@@ -25,12 +27,16 @@ from pilotfish.engines.inspection import Inspection
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.request import Request
 
+_log = logging.getLogger("pilotfish.service")
+
 _LEAST_BODY_BYTES = 64 * 1024
 _MOST_BODY_BYTES = 1 << 26  # limit of a body, for any context length
 _BODY_BYTES_PER_TOKEN = 64  # a token has several characters, of up to six bytes each in JSON
 _READERS = 2  # threads, each tokenising one prompt at a time
 _STARTED_S = 5.0  # time for all readers' threads to start
+_NOTED_FIELDS = 1024  # limit of ignored fields, of all clients, whose log lines are remembered
 _Result = TypeVar("_Result")
+IGNORED_HEADER = "x-pilotfish-ignored"  # the unknown fields of the request
 STUCK_S = 180.0  # a lane without a sign of life for this time counts as hanging
 
 
@@ -54,6 +60,7 @@ class DeviceService:
         self.inspection = inspection
         self.responses = ResponseStore()
         self.started_s = int(time.time())
+        self._noted: set[tuple[str, str]] = set()  # (client, ignored field) with a line in the log
         # by client: a lock that is held while a task of this client runs in a reader's thread
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="reader")
@@ -125,9 +132,9 @@ class DeviceService:
             "waiting": max(0, lanes.waiting),
         }
 
-    async def read(self, client: str, completion: CompletionRequest) -> Prompt:
-        """Tokenise the prompt, in the edge's vocabulary if it is known."""
-        work = partial(prompt_for, self.device, completion.prompt, chat=completion.chat)
+    async def read(self, client: str, completion: CompletionRequest) -> list[Prompt]:
+        """Tokenise the prompts, in the edge's vocabulary if it is known."""
+        work = partial(prompts_for, self.device, completion.prompts, chat=completion.chat)
         return await self.run_in_thread(client, work)
 
     async def run_in_thread(self, client: str, work: Callable[[], _Result]) -> _Result:
@@ -147,6 +154,18 @@ class DeviceService:
     def tokens_in(self, text: str) -> int:
         """Count the tokens of an answer's text."""
         return len(self.device.tokenizer.encode(text))
+
+    def new_ignored(self) -> IgnoredFields:
+        """Make the collection of one request's unknown fields."""
+        return IgnoredFields(strict=self.config.strict)
+
+    def note_ignored(self, client: str, ignored: IgnoredFields) -> dict[str, str]:
+        """Log a request's unknown fields, once for each client; return the answer's headers."""
+        for place in ignored.places:
+            if (client, place) not in self._noted and len(self._noted) < _NOTED_FIELDS:
+                self._noted.add((client, place))
+                _log.info("ignored the field %s of requests of %s", place, client)
+        return {IGNORED_HEADER: str(ignored)} if ignored.places else {}
 
     def count_refusal(self, refusal: RefusalError) -> None:
         """Count a refusal."""

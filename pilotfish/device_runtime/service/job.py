@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 
 from pilotfish.bridge import Prompt
@@ -11,19 +12,20 @@ from pilotfish.wire.request import Request
 
 
 class AnswerJob:
-    """A client's request for one or more answers to a prompt, made one after the other.
+    """A client's request for one or more answers to each of its prompts, one after the other.
 
     Used on the loop. A lane's thread reads constant fields, and `choice`, which does not change
     during an answer.
 
-    owner: the owner of the conversation. prompt, request: set by `Lanes.submit`. events: each
-    choice's pieces, if streamed, then its `Generation`; an error ends them.
+    choices: number of answers to all prompts together: first all to the first prompt. owner: the
+    owner of the conversation. prompts, request: set by `Lanes.submit`. events: each choice's
+    pieces, if streamed, then its `Generation`; an error ends them.
     """
 
     def __init__(self, client: str, choices: int = 1) -> None:
         self.client = client
         self.owner: Owner = None
-        self.prompt: Prompt
+        self.prompts: Sequence[Prompt] = ()
         self.request = Request()
         self.streamed = False
         self.choices = self.left = choices  # number of answers; number of unfinished answers
@@ -46,6 +48,16 @@ class AnswerJob:
     def choice(self) -> int:
         """Index of the current or next answer."""
         return self.choices - self.left
+
+    @property
+    def prompt(self) -> Prompt:
+        """The prompt of the current or next answer."""
+        return self.prompts[self.choice * len(self.prompts) // self.choices]
+
+    @property
+    def number(self) -> int:
+        """Index of the current or next answer among the answers to its prompt."""
+        return self.choice % (self.choices // len(self.prompts))
 
     @property
     def backlog(self) -> int:

@@ -110,7 +110,7 @@ class Lane(threading.Thread):
         if job.given_up is None:
             request = job.request
             if request.seed is not None:
-                request = structs.replace(request, seed=derive_seed(request.seed, job.choice))
+                request = structs.replace(request, seed=derive_seed(request.seed, job.number))
             yield from self.device.answer(job.prompt, request, owner=job.owner)
 
 
@@ -216,11 +216,12 @@ class Lanes:
         prompt: Prompt,
         request: Request,
         *,
+        more: Sequence[Prompt] = (),
         streamed: bool,
     ) -> None:
-        """Queue an admitted job. streamed: post each piece, too."""
+        """Queue an admitted job. more: its further prompts. streamed: post each piece, too."""
         self._refuse_if_draining()
-        job.prompt, job.request, job.streamed = prompt, request, streamed
+        job.prompts, job.request, job.streamed = [prompt, *more], request, streamed
         if job.given_up is None:
             self._waiting.setdefault(job.client, deque()).append(job)
             self._assign()

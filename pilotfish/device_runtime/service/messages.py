@@ -12,17 +12,22 @@ import msgspec
 
 from pilotfish.bridge import Talk
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.service.body import BodyFields, FlatFormat, Values, read_body
+from pilotfish.device_runtime.service.body import STRICT, BodyFields, FlatFormat, read_body
+from pilotfish.device_runtime.service.field_check import IgnoredFields, RequestFields, Values
 from pilotfish.device_runtime.service.messages_input import (
     MessageItem,
     TextBlock,
     conversation_of,
 )
 from pilotfish.device_runtime.service.openai import MESSAGES, CompletionRequest, checked_request
-from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
 from pilotfish.device_runtime.service.tokens import prompt_ids
-from pilotfish.device_runtime.service.tools import FunctionFields, read_tools
-from pilotfish.engines.chat_formats import Tools
+from pilotfish.device_runtime.service.tools import (
+    TOOL_NOTES,
+    FunctionFields,
+    ToolChoice,
+    read_tools,
+)
 from pilotfish.engines.chat_formats.tools import MOST_TOOLS, NONE, REQUIRED
 from pilotfish.wire.request import MaxTokens, Request, StopTexts
 
@@ -32,22 +37,19 @@ _ABSENT = msgspec.Raw()
 _CHOICES = {"any": REQUIRED, "none": NONE}
 
 
-class _Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A function. The undecoded fields are ignored: they say who calls it, and when."""
+class _Tool(RequestFields, kw_only=True):
+    """A function; or, of another type, a tool of Anthropic's own."""
+
+    inert: ClassVar[frozenset[str]] = TOOL_NOTES | {"input_examples"}
 
     name: str
-    input_schema: msgspec.Raw
-    type: Literal["custom"] | None = None
+    input_schema: msgspec.Raw = _ABSENT
+    type: str | None = None
     description: str | None = None
     strict: bool | None = None
-    allowed_callers: msgspec.Raw = _ABSENT
-    cache_control: msgspec.Raw = _ABSENT
-    defer_loading: msgspec.Raw = _ABSENT
-    eager_input_streaming: msgspec.Raw = _ABSENT
-    input_examples: msgspec.Raw = _ABSENT
 
 
-class _ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
+class _ToolChoice(RequestFields):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -58,17 +60,17 @@ class _ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
             raise ValueError("A tool_choice has a name if, and only if, its type is tool")
 
 
-class _Thinking(msgspec.Struct, forbid_unknown_fields=True):
+class _Thinking(RequestFields):
     """Whether the model thinks first; adaptive: as it does by default.
 
-    budget_tokens is ignored: thoughts count as part of the answer. display: omitted: thoughts are
-    sent empty. block_binding is ignored, since thoughts that come back are not verified.
+    Thoughts have no budget of their own: they count as part of the answer. display: omitted:
+    thoughts are sent empty. Thoughts that come back are not verified.
     """
 
+    inert: ClassVar[frozenset[str]] = frozenset(("block_binding", "budget_tokens"))
+
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = None
     display: Literal["summarized", "omitted"] | None = None
-    block_binding: msgspec.Raw = _ABSENT
 
     @property
     def wanted(self) -> bool | None:
@@ -76,30 +78,28 @@ class _Thinking(msgspec.Struct, forbid_unknown_fields=True):
         return {"enabled": True, "adaptive": None, "disabled": False}[self.type]
 
 
-class _OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """The answer's format. The undecoded fields are ignored: models here have no such settings."""
+class _OutputConfig(RequestFields):
+    """The answer's format. Models here have no setting of effort."""
 
-    effort: msgspec.Raw = _ABSENT
-    task_budget: msgspec.Raw = _ABSENT
+    inert: ClassVar[frozenset[str]] = frozenset(("effort",))
+
     format: FlatFormat | None = None
 
 
 class _PromptBody(BodyFields, kw_only=True):
     """The fields of a prompt, and others that clients repeat when they count its tokens."""
 
-    inert: ClassVar[frozenset[str]] = frozenset(
-        (
-            "cache_control",
-            "context_management",  # would shorten conversations that are too long
-            "diagnostics",
-            "fallbacks",  # names of other models
-            "inference_geo",
-            "metadata",
-            "service_tier",
-            "speed",
-        )
-    )
-    neutral: ClassVar[Values] = {"container": (None,), "mcp_servers": (None, [])}
+    inert: ClassVar[frozenset[str]] = BodyFields.inert | {
+        "diagnostics",
+        "fallbacks",  # names of other models
+        "inference_geo",
+        "speed",
+    }
+    neutral: ClassVar[Values] = {
+        **BodyFields.neutral,
+        "container": (None,),
+        "mcp_servers": (None, []),
+    }
 
     messages: Annotated[list[MessageItem], msgspec.Meta(min_length=1, max_length=MESSAGES)]
     system: str | list[TextBlock] | None = None
@@ -124,9 +124,11 @@ class MessageRequest:
     hides_thoughts: bool
 
 
-def message_request(body: bytes, defaults: Request) -> MessageRequest:
+def message_request(
+    body: bytes, defaults: Request, ignored: IgnoredFields = STRICT
+) -> MessageRequest:
     """Read a ``POST /v1/messages``. defaults: the service's own options."""
-    fields = read_body(body, _MessagesBody)
+    fields = read_body(body, _MessagesBody, ignored)
     if fields.stop_sequences is not None:
         fields.stop = fields.stop_sequences
     format = fields.output_format
@@ -135,7 +137,7 @@ def message_request(body: bytes, defaults: Request) -> MessageRequest:
     completion = checked_request(
         fields,
         chat=True,
-        prompt=_talk_of(fields),
+        prompts=[_talk_of(fields, ignored)],
         most=fields.max_tokens,
         defaults=defaults,
         format=format,
@@ -153,10 +155,10 @@ def message_request(body: bytes, defaults: Request) -> MessageRequest:
     )
 
 
-def count_request(body: bytes) -> tuple[str | None, Talk]:
+def count_request(body: bytes, ignored: IgnoredFields = STRICT) -> tuple[str | None, Talk]:
     """Read a ``POST /v1/messages/count_tokens``: (the model's name, the talk)."""
-    fields = read_body(body, _PromptBody)
-    return fields.model, _talk_of(fields)
+    fields = read_body(body, _PromptBody, ignored)
+    return fields.model, _talk_of(fields, ignored)
 
 
 def count_response(device: Device, talk: Talk) -> Body:
@@ -164,7 +166,7 @@ def count_response(device: Device, talk: Talk) -> Body:
     return {"input_tokens": len(prompt_ids(device, talk, chat=True))}
 
 
-def _talk_of(fields: _PromptBody) -> Talk:
+def _talk_of(fields: _PromptBody, ignored: IgnoredFields) -> Talk:
     if bytes(memoryview(fields.thread)[:4]) not in (b"", b"null"):
         raise RefusalError(
             400,
@@ -175,15 +177,26 @@ def _talk_of(fields: _PromptBody) -> Talk:
         )
     thinking = None if fields.thinking is None else fields.thinking.wanted
     messages = conversation_of(fields.system, fields.messages)
-    return Talk(messages, _tools_of(fields.tools, fields.tool_choice), thinking)
-
-
-def _tools_of(tools: "Sequence[_Tool] | None", choice: _ToolChoice | None) -> Tools | None:
-    functions = [
-        FunctionFields(tool.name, tool.description, tool.input_schema, tool.strict)
-        for tool in tools or ()
-    ]
+    functions = _functions_of(fields.tools or (), ignored)
+    choice = fields.tool_choice
     if choice is None:
-        return read_tools(functions, None, None)
-    named = choice.name or _CHOICES.get(choice.type)
-    return read_tools(functions, named, choice.disable_parallel_tool_use is not True)
+        return Talk(messages, read_tools(functions), thinking)
+    named = ToolChoice(choice.name or _CHOICES.get(choice.type))
+    tools = read_tools(functions, named, choice.disable_parallel_tool_use is not True)
+    return Talk(messages, tools, thinking)
+
+
+def _functions_of(tools: Sequence[_Tool], ignored: IgnoredFields) -> list[FunctionFields]:
+    """Return the functions among the tools; tools of other types count as unknown."""
+    functions = []
+    for at, tool in enumerate(tools):
+        if tool.type not in (None, "custom"):
+            ignored.add(f"tools[{at}]")
+        elif not memoryview(tool.input_schema).nbytes:
+            where = f"tools[{at}].input_schema"
+            raise bad_request(where, f"{where} is missing.")
+        else:
+            functions.append(
+                FunctionFields(tool.name, tool.description, tool.input_schema, tool.strict)
+            )
+    return functions

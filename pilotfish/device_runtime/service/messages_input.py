@@ -6,52 +6,49 @@ role are one message; its texts are joined by line breaks.
 """
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 
 from pilotfish.device_runtime.service.chat_messages import NO_TURN, Conversation, Message
+from pilotfish.device_runtime.service.field_check import RequestFields
 from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.device_runtime.service.tools import arguments_text
 from pilotfish.engines.chat_formats.reader import ToolCall
 
-_ABSENT = msgspec.Raw()
+_CALL_NOTES: Final = frozenset(("cache_control", "caller", "toolset_name"))
 
 
-class _Block(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A block. Its type decides who may send it; the undecoded fields are ignored."""
-
-    cache_control: msgspec.Raw = _ABSENT
-
-
-class TextBlock(_Block, tag="text"):
+class TextBlock(RequestFields, tag="text"):
     """A text."""
 
+    inert: ClassVar[frozenset[str]] = frozenset(("cache_control", "citations"))
+
     text: str
-    citations: msgspec.Raw = _ABSENT
 
 
-class ThinkingBlock(_Block, tag="thinking"):
+class ThinkingBlock(RequestFields, tag="thinking"):
     """A thought of an earlier answer; the signature is not verified."""
 
+    inert: ClassVar[frozenset[str]] = frozenset(("cache_control", "signature"))
+
     thinking: str
-    signature: msgspec.Raw = _ABSENT
 
 
-class RedactedThinkingBlock(_Block, tag="redacted_thinking"):
+class RedactedThinkingBlock(RequestFields, tag="redacted_thinking"):
     """A thought that only Anthropic can read; it is ignored."""
 
-    data: msgspec.Raw = _ABSENT
+    inert: ClassVar[frozenset[str]] = frozenset(("cache_control", "data"))
 
 
-class ToolUseBlock(_Block, tag="tool_use"):
+class ToolUseBlock(RequestFields, tag="tool_use"):
     """A call of an earlier answer."""
+
+    inert: ClassVar[frozenset[str]] = _CALL_NOTES
 
     id: str
     name: str
     input: msgspec.Raw
-    caller: msgspec.Raw = _ABSENT
-    toolset_name: msgspec.Raw = _ABSENT
 
     def __post_init__(self) -> None:
         """Refuse an input that is no object."""
@@ -76,13 +73,14 @@ class DocumentBlock(_UnreadBlock, tag="document"):
 ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock
 
 
-class ToolResultBlock(_Block, tag="tool_result"):
+class ToolResultBlock(RequestFields, tag="tool_result"):
     """The result of a call."""
+
+    inert: ClassVar[frozenset[str]] = _CALL_NOTES
 
     tool_use_id: str
     content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
-    toolset_name: msgspec.Raw = _ABSENT
 
 
 Block: TypeAlias = (
@@ -96,7 +94,7 @@ Block: TypeAlias = (
 )
 
 
-class MessageItem(msgspec.Struct, forbid_unknown_fields=True):
+class MessageItem(RequestFields):
     """A message."""
 
     role: Literal["user", "assistant", "system"]

@@ -9,27 +9,29 @@ wait.
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeAlias, get_args, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_type_hints
 
 import msgspec
 
 from pilotfish.base.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
 from pilotfish.bridge import Prompt, PromptInput
 from pilotfish.device_runtime.device import Device
+from pilotfish.device_runtime.service.field_check import RequestFields, Values, unknown_field
 from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
-from pilotfish.device_runtime.service.tools import calls_of
+from pilotfish.device_runtime.service.tools import HELD_CALLS, calls_of
 from pilotfish.engines.engine_errors import TemplateError
 
+PROMPTS = 256  # limit of the prompts of a request
 _Prompt = str | list[int]
-_NEUTRAL_BYTES = 64
+# A list of prompts. Decoding ends at the first prompt beyond the limit, as it does not in a `list`.
+_Prompts = msgspec.defstruct(
+    "Prompts",
+    [("p0", _Prompt), *((f"p{at}", _Prompt | None, None) for at in range(1, PROMPTS))],
+    array_like=True,
+    forbid_unknown_fields=True,
+)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`( - at `[^`]*`)?", re.DOTALL)
-# Fields of earlier answers that clients send back, with the values that have no effect.
-_NEUTRAL_MESSAGE: dict[str, tuple[object, ...]] = {
-    "annotations": (None, []),
-    "audio": (None,),
-    "refusal": (None,),
-}
 # Errors that depend on the edge's vocabulary.
 _VOCABULARY_ERRORS = (PromptTooLongError, TemplateError, TokenOutOfRangeError, UnsupportedError)
 _ROLES = {
@@ -70,23 +72,72 @@ def prompt_for(device: Device, prompt_input: PromptInput, *, chat: bool) -> Prom
     return prompt
 
 
-def present_fields(fields: msgspec.Struct, names: Iterable[str]) -> dict[str, msgspec.Raw]:
-    """Return the undecoded fields of these names that are present."""
-    values = ((name, getattr(fields, name)) for name in names)
-    return {name: value for name, value in values if memoryview(value).nbytes}
+def prompts_for(
+    device: Device, prompt_inputs: Sequence[PromptInput], *, chat: bool
+) -> list[Prompt]:
+    """Return the prompts of a request; refuse them all if one of them cannot be answered."""
+    prompts = [prompt_for(device, prompt_input, chat=chat) for prompt_input in prompt_inputs]
+    if len(prompts) > 1 and (longest := max(map(len, prompts))) >= device.context:
+        raise PromptTooLongError(
+            f"A prompt has {longest} tokens; drafter and target together accept at most "
+            f"{device.context - 1}."
+        )
+    return prompts
 
 
-class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
-    """A message; most values stay undecoded. ``role`` is required, so "{}" is refused at once."""
+class TextPart(RequestFields):
+    """A part of a message's content."""
+
+    inert: ClassVar[frozenset[str]] = frozenset(
+        ("annotations", "cache_control", "id", "prompt_cache_breakpoint")
+    )
+
+    type: Literal["text"]
+    text: str
+
+
+class MessageFields(RequestFields):
+    """A message; most values stay undecoded. ``role`` is required, so "{}" is refused at once.
+
+    Inert and neutral are the fields of earlier answers that clients send back, and their own notes.
+    """
+
+    inert: ClassVar[frozenset[str]] = frozenset(
+        (
+            "cache_control",
+            "created_at",
+            "finish_reason",
+            "id",
+            "index",
+            "metadata",
+            "model",
+            "opts",
+            "provider_specific_fields",
+            "reasoning_details",
+            "status",
+            "stop_reason",
+            "timestamp",
+        )
+    )
+    neutral: ClassVar[Values] = {
+        "annotations": (None, []),
+        "audio": (None,),
+        "images": (None, []),
+        "partial": (None, False),
+        "prefix": (None, False),
+        "refusal": (None, ""),
+        "token_ids": (None, []),
+        "type": (None, "message"),
+        "weight": (None, 1),
+    }
+    held: ClassVar[Mapping[str, Any]] = {"content": list[TextPart], **HELD_CALLS}
 
     role: str
     content: msgspec.Raw = msgspec.Raw()
     name: str | None = None
-    annotations: msgspec.Raw = msgspec.Raw()
-    audio: msgspec.Raw = msgspec.Raw()
     function_call: msgspec.Raw = msgspec.Raw()
+    reasoning: str | None = None  # another name of ``reasoning_content``
     reasoning_content: str | None = None
-    refusal: msgspec.Raw = msgspec.Raw()
     tool_call_id: str | None = None
     tool_calls: msgspec.Raw = msgspec.Raw()
 
@@ -94,16 +145,17 @@ class MessageFields(msgspec.Struct, forbid_unknown_fields=True):
 def message_of(message: MessageFields, at: int) -> dict[str, Any]:
     """Convert a message for the chat template; ``at`` is its index."""
     where = f"messages[{at}]."
-    refuse_unless_neutral(present_fields(message, _NEUTRAL_MESSAGE), _NEUTRAL_MESSAGE, where)
     role = message.role
     if role not in _ROLES:
         raise bad_request(f"{where}role", f"{where}role must be one of {', '.join(_ROLES)}.")
     fields: dict[str, Any] = {
         "role": _ROLES[role], "content": content_of(message.content, role, f"{where}content")
     }  # fmt: skip
-    for name in ("name", "reasoning_content", "tool_call_id"):
-        if (value := getattr(message, name)) is not None:
-            fields[name] = value
+    thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    values = {
+        "name": message.name, "reasoning_content": thought, "tool_call_id": message.tool_call_id
+    }  # fmt: skip
+    fields |= {name: value for name, value in values.items() if value is not None}
     if calls := calls_of(message.tool_calls, message.function_call, where):
         _expect_role("assistant", role, f"{where}tool_calls")
         fields["tool_calls"] = calls
@@ -117,37 +169,30 @@ def _expect_role(wanted: str, role: str, field: str) -> None:
         raise bad_request(field, f"Only a message of role {wanted} may have {field}.")
 
 
-class TemplateFields(msgspec.Struct, forbid_unknown_fields=True):
+class TemplateFields(RequestFields):
     """VLLM's ``chat_template_kwargs``: whether a reasoning model thinks first."""
+
+    neutral: ClassVar[Values] = {
+        "add_generation_prompt": (None, True),
+        "continue_final_message": (None, False),
+        "documents": (None, []),
+        "tools": (None, []),
+    }
 
     enable_thinking: bool | None = None
     thinking: bool | None = None
 
 
-Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-def thinking_of(
-    template_fields: TemplateFields | None, effort: Effort | None = None
-) -> bool | None:
-    """Return whether the model is to think first; None: its default."""
-    if template_fields is not None and (
-        template_fields.enable_thinking,
-        template_fields.thinking,
-    ) != (None, None):
-        return (
-            template_fields.thinking
-            if template_fields.enable_thinking is None
-            else template_fields.enable_thinking
-        )
-    return None if effort is None else effort != "none"
+def thinking_of(effort: Effort | None, *switches: bool | None) -> bool | None:
+    """Return whether the model is to think first; None: its default.
 
-
-class TextPart(msgspec.Struct):
-    """A part of a message's content."""
-
-    type: Literal["text"]
-    text: str
+    switches: values of the fields that say so directly; the first one that is set decides.
+    """
+    default = None if effort is None else effort != "none"
+    return next((switch for switch in switches if switch is not None), default)
 
 
 def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = TextPart) -> str:
@@ -175,41 +220,20 @@ def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = Text
     raise bad_request(where, f"{where} must be a text or a list of text parts.")
 
 
-def prompt_of(prompt: msgspec.Raw) -> str | list[int]:
-    """Read a raw prompt: a text, a list of token ids, or a list that holds one such prompt."""
-    for kind in (_Prompt, tuple[_Prompt]):
+def prompts_of(prompts: msgspec.Raw) -> Sequence[str | list[int]]:
+    """Read raw prompts: one text or list of token ids, or a list of up to `PROMPTS` of them."""
+    message = "prompt must be a text, a list of token ids, or a list of such prompts."
+    for kind in (_Prompt, _Prompts):
         try:
-            decoded = msgspec.json.decode(prompt, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            decoded: Any = msgspec.json.decode(prompts, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if "at most length" in str(error):
+                message = f"prompt may have at most {PROMPTS} prompts."
             continue
-        return decoded[0] if isinstance(decoded, tuple) else decoded
-    raise bad_request("prompt", "prompt must be one text or one list of token ids.")
-
-
-def refuse_unless_neutral(
-    fields: Mapping[str, msgspec.Raw], neutral: Mapping[str, tuple[object, ...]], where: str = ""
-) -> None:
-    """Refuse unsupported fields, except values without effect.
-
-    neutral: unsupported field → its values without effect.
-    """
-    for name, value in fields.items():
-        if name in neutral and not _is_one_of(value, neutral[name]):
-            raise RefusalError(
-                400,
-                f"This service does not offer {where}{name}; leave it out.",
-                code="unsupported_parameter",
-                param=f"{where}{name}",
-                reason="unsupported",
-            )
-
-
-def _is_one_of(value: msgspec.Raw, values: tuple[object, ...]) -> bool:
-    """Return whether a value is one of ``values``; a long value is not decoded."""
-    try:
-        return len(memoryview(value)) <= _NEUTRAL_BYTES and msgspec.json.decode(value) in values
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
+        if kind is _Prompt:
+            return [decoded]
+        return [prompt for prompt in msgspec.structs.astuple(decoded) if prompt is not None]
+    raise bad_request("prompt", message)
 
 
 def bad_value(error: Exception, message: str) -> RefusalError:
@@ -219,18 +243,6 @@ def bad_value(error: Exception, message: str) -> RefusalError:
         return unknown_field(name if at is None else f"{at[1]}.{name}")
     field = at or re.search(r"field `(\w+)`", message)
     return bad_request(None if field is None else field[1], f"{message}.")
-
-
-def unknown_field(name: str) -> RefusalError:
-    """Return the refusal of an unknown field."""
-    name = name[:80]
-    return RefusalError(
-        400,
-        f"Unrecognized request argument supplied: {name}",
-        code="unknown_parameter",
-        param=name,
-        reason="unsupported",
-    )
 
 
 def unknown_name(error: Exception) -> str | None:

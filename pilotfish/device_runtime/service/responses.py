@@ -12,70 +12,96 @@ import msgspec
 
 from pilotfish.bridge import Talk
 from pilotfish.device_runtime.service.body import (
+    STRICT,
     BodyFields,
     FormatOfText,
     TextFormat,
-    Values,
     read_body,
 )
 from pilotfish.device_runtime.service.chat_messages import Message
+from pilotfish.device_runtime.service.field_check import IgnoredFields, RequestFields, Values
 from pilotfish.device_runtime.service.openai import (
     MESSAGES,
     CompletionRequest,
+    Limit,
     checked_request,
+    limit_of,
 )
-from pilotfish.device_runtime.service.prompts import (
-    Effort,
-    present_fields,
-    refuse_unless_neutral,
-    thinking_of,
-)
+from pilotfish.device_runtime.service.prompts import Effort, thinking_of
 from pilotfish.device_runtime.service.responses_input import InputItem, conversation_of
-from pilotfish.device_runtime.service.tools import FunctionFields, read_tools
+from pilotfish.device_runtime.service.tools import (
+    TOOL_NOTES,
+    FunctionFields,
+    ToolChoice,
+    ToolFields,
+    functions_of,
+    read_tools,
+)
 from pilotfish.engines.chat_formats.tools import MOST_TOOLS
-from pilotfish.wire.request import MaxTokens, Request
+from pilotfish.wire.request import Request
 
 Body = dict[str, Any]
 
-_NEUTRAL_TEXT: dict[str, tuple[object, ...]] = {"verbosity": (None,)}
-
 _Key = Annotated[str, msgspec.Meta(max_length=64)]
 _Note = Annotated[str, msgspec.Meta(max_length=512)]
+# Parts of the answers of tools that this service does not run, so that there are none to include.
+_PARTS = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",  # thoughts are not encrypted
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
 
 
-class _Tool(FunctionFields, forbid_unknown_fields=True, kw_only=True):
-    type: Literal["function"]
+class _Tool(RequestFields, kw_only=True):
+    """A function; or, of another type, a tool that some server runs itself."""
+
+    inert: ClassVar[frozenset[str]] = TOOL_NOTES
+
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: msgspec.Raw = msgspec.Raw(b"null")
+    strict: bool | None = None
 
 
-class _NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
+class _NamedChoice(RequestFields, tag_field="type", tag="function"):
+    name: _Key
+
+
+class _Function(RequestFields):
     type: Literal["function"]
     name: _Key
 
 
-class _Text(msgspec.Struct, forbid_unknown_fields=True):
+class _AllowedTools(RequestFields, tag_field="type", tag="allowed_tools"):
+    tools: Annotated[list[_Function], msgspec.Meta(min_length=1, max_length=MOST_TOOLS)]
+    mode: Literal["auto", "required"] = "auto"
+
+
+class _Text(RequestFields):
+    neutral: ClassVar[Values] = {"verbosity": (None, "medium")}
+
     format: FormatOfText | None = None
-    verbosity: msgspec.Raw = msgspec.Raw()
 
 
-class _Reasoning(msgspec.Struct, forbid_unknown_fields=True):
+class _Reasoning(RequestFields):
     """OpenAI's ``reasoning``. Thoughts are sent in full, and never with a summary."""
 
+    inert: ClassVar[frozenset[str]] = frozenset(("context", "generate_summary", "summary"))
+
     effort: Effort | None = None
-    summary: Literal["auto"] | None = None
 
 
 class _ResponsesBody(BodyFields, kw_only=True):
-    inert: ClassVar[frozenset[str]] = frozenset(
-        (
-            "max_tool_calls",  # limits calls of built-in tools, and there are no such tools
-            "prompt_cache_key",
-            "prompt_cache_retention",
-            "safety_identifier",
-            "service_tier",
-            "user",
-        )
-    )
+    inert: ClassVar[frozenset[str]] = BodyFields.inert | {
+        "max_tool_calls"  # limits calls of built-in tools, and there are no such tools
+    }
     neutral: ClassVar[Values] = {
+        **BodyFields.neutral,
         "background": (None, False),
         "context_management": (None, []),
         "conversation": (None,),
@@ -86,18 +112,16 @@ class _ResponsesBody(BodyFields, kw_only=True):
     }
 
     input: str | Annotated[list[InputItem], msgspec.Meta(min_length=1, max_length=MESSAGES)]
-    include: list[Literal["reasoning.encrypted_content"]] | None = (
-        None  # ignored: thoughts are not encrypted
-    )
+    include: list[_PARTS] | None = None  # ignored
     instructions: str | None = None
-    max_output_tokens: MaxTokens | None = None
+    max_output_tokens: Limit | None = None
     metadata: Annotated[dict[_Key, _Note], msgspec.Meta(max_length=16)] | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
     reasoning: _Reasoning | None = None
     store: bool | None = None
     text: _Text | None = None
-    tool_choice: Literal["auto", "none", "required"] | _NamedChoice | None = None
+    tool_choice: Literal["auto", "none", "required"] | _NamedChoice | _AllowedTools | None = None
     tools: Annotated[list[_Tool], msgspec.Meta(max_length=MOST_TOOLS)] | None = None
 
 
@@ -116,19 +140,21 @@ class ResponseRequest:
 
 
 def response_request(
-    body: bytes, defaults: Request, before: Callable[[str], Sequence[Message]]
+    body: bytes,
+    defaults: Request,
+    before: Callable[[str], Sequence[Message]],
+    ignored: IgnoredFields = STRICT,
 ) -> ResponseRequest:
     """Read a ``POST /v1/responses``.
 
     defaults: the service's own options. before: returns the conversation of a response's id; that
-    response is its last answer.
+    response is its last answer. ignored: as in `read_body`.
     """
-    fields = read_body(body, _ResponsesBody)
-    if fields.text is not None:
-        refuse_unless_neutral(present_fields(fields.text, _NEUTRAL_TEXT), _NEUTRAL_TEXT, "text.")
-    choice = fields.tool_choice
-    named = choice.name if isinstance(choice, _NamedChoice) else choice
-    tools = read_tools(fields.tools, named, fields.parallel_tool_calls)
+    fields = read_body(body, _ResponsesBody, ignored)
+    functions = _functions_of(fields.tools or (), ignored)
+    tools = read_tools(
+        functions.values(), _read_choice(fields.tool_choice), fields.parallel_tool_calls
+    )
     previous = fields.previous_response_id
     messages = conversation_of(fields.input, [] if previous is None else before(previous))
     prompt_messages = messages
@@ -138,29 +164,52 @@ def response_request(
     wanted = checked_request(
         fields,
         chat=True,
-        prompt=Talk(prompt_messages, tools, thinking_of(None, effort)),
-        most=fields.max_output_tokens,
+        prompts=[Talk(prompt_messages, tools, thinking_of(effort))],
+        most=limit_of("max_output_tokens", fields.max_output_tokens),
         defaults=defaults,
         format=None if fields.text is None else fields.text.format,
         params={
             "": "text.format.schema",
-            **{tool.name: f"tools[{at}].parameters" for at, tool in enumerate(fields.tools or ())},
+            **{function.name: f"tools[{at}].parameters" for at, function in functions.items()},
         },
     )
     return ResponseRequest(
         completion=wanted,
         messages=messages,
-        echo=_echo(fields, wanted.request),
+        echo=_echo(fields, [(fields.tools or [])[at] for at in functions], wanted.request),
         store=fields.store is not False,
     )
 
 
-def _echo(fields: _ResponsesBody, request: Request) -> Body:
+def _functions_of(tools: Sequence[_Tool], ignored: IgnoredFields) -> dict[int, FunctionFields]:
+    """Return the functions among the tools by index."""
+    return functions_of(
+        [
+            ToolFields(
+                tool.type,
+                FunctionFields(tool.name, tool.description, tool.parameters, tool.strict),
+            )
+            for tool in tools
+        ],
+        ignored,
+    )
+
+
+def _read_choice(choice: "str | _NamedChoice | _AllowedTools | None") -> ToolChoice:
+    match choice:
+        case _NamedChoice(name=name):
+            return ToolChoice(name)
+        case _AllowedTools(mode=mode, tools=tools):
+            return ToolChoice(mode, {tool.name for tool in tools})
+    return ToolChoice(choice)
+
+
+def _echo(fields: _ResponsesBody, functions: Sequence[_Tool], request: Request) -> Body:
     text_format = fields.text and fields.text.format
     return {
         "background": False,
         "instructions": fields.instructions,
-        "max_output_tokens": fields.max_output_tokens,
+        "max_output_tokens": limit_of("max_output_tokens", fields.max_output_tokens),
         "metadata": fields.metadata or {},
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "previous_response_id": fields.previous_response_id,
@@ -169,7 +218,7 @@ def _echo(fields: _ResponsesBody, request: Request) -> Body:
         "temperature": request.temperature,
         "text": {"format": text_format or TextFormat()},
         "tool_choice": fields.tool_choice or "auto",
-        "tools": fields.tools or [],
+        "tools": functions,
         "top_logprobs": 0,
         "top_p": request.top_p,
         "truncation": "disabled",

@@ -185,7 +185,10 @@ class ResponseFormat:
         thought = thought_tokens(generation, self._tokens)
         return {
             "input_tokens": generation.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": generation.cached_tokens,
+                "cache_write_tokens": 0,
+            },
             "output_tokens": len(generation.tokens),
             "output_tokens_details": {"reasoning_tokens": thought},
             "total_tokens": generation.prompt_tokens + len(generation.tokens),

@@ -5,17 +5,21 @@ template, as the chat route makes them, or a `RefusalError` that names the field
 Successive thoughts, texts and calls of the assistant become one message.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from pilotfish.device_runtime.service.chat_messages import NO_TURN, Conversation, Message
+from pilotfish.device_runtime.service.field_check import RequestFields
 from pilotfish.device_runtime.service.prompts import content_of
 from pilotfish.device_runtime.service.tools import arguments_text
 from pilotfish.engines.chat_formats.reader import ToolCall
 
 _ABSENT = msgspec.Raw()
+_PART_NOTES = frozenset(
+    ("annotations", "cache_control", "id", "logprobs", "prompt_cache_breakpoint")
+)
 
 _NEEDED = {
     "message": ("role", "content"),
@@ -25,8 +29,39 @@ _NEEDED = {
 }
 
 
-class InputItem(msgspec.Struct, forbid_unknown_fields=True):
+class _TextPart(RequestFields):
+    inert: ClassVar[frozenset[str]] = _PART_NOTES
+
+    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class _ThoughtPart(RequestFields):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class InputItem(RequestFields):
     """An item with undecoded contents. Fields that mean nothing to the model are ignored."""
+
+    inert: ClassVar[frozenset[str]] = frozenset(
+        (
+            "cache_control",
+            "created_by",
+            "encrypted_content",
+            "id",
+            "internal_chat_message_metadata_passthrough",
+            "metadata",
+            "namespace",
+            "phase",
+            "status",
+            "summary",
+        )
+    )
+    held: ClassVar[Mapping[str, Any]] = {
+        "content": list[_TextPart],
+        "output": list[_TextPart],
+    }
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -35,27 +70,12 @@ class InputItem(msgspec.Struct, forbid_unknown_fields=True):
     name: str | None = None
     arguments: msgspec.Raw = msgspec.Raw()
     output: msgspec.Raw = msgspec.Raw()
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
-    summary: msgspec.Raw = msgspec.Raw()
-    encrypted_content: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse an item that lacks a field of its type at once: a body may have many "{}"."""
         for name in _NEEDED[self.type]:
             if getattr(self, name) in (None, _ABSENT):
                 raise ValueError(f"An item of type {self.type} needs {name}")
-
-
-class _TextPart(msgspec.Struct):
-    type: Literal["input_text", "output_text"]
-    text: str
-
-
-class _ThoughtPart(msgspec.Struct):
-    type: Literal["reasoning_text"]
-    text: str
 
 
 def conversation_of(items: "str | Sequence[InputItem]", before: Sequence[Message]) -> list[Message]:

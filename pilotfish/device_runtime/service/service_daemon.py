@@ -25,7 +25,7 @@ from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import ServiceConfig
 from pilotfish.device_runtime.record import Generation
 from pilotfish.device_runtime.service.acceptor import Acceptor
-from pilotfish.device_runtime.service.access import Access, ApiKeys, api_keys
+from pilotfish.device_runtime.service.access import Access, ApiKeys, api_keys, checked_origins
 from pilotfish.device_runtime.service.app import application
 from pilotfish.device_runtime.service.connection import (
     CONNECTIONS,
@@ -206,11 +206,12 @@ class ServiceDaemon:
     def _adopt(self, config: ServiceConfig) -> None:
         before = self._config
         tls = self._certificate(config)
+        origins = checked_origins(config.allow_origin)
         edge = _edge_of(config)
         if edge != self._edge and config.edge is not None:
             self._devices[0].redirect(config.edge, config.keys)  # all devices share its link
         self._devices[0].retry()
-        self._http.tls, self._edge = tls, edge
+        self._http.tls, self._edge, self._access.origins = tls, edge, origins
         if fixed := fixed_changes(before, config):
             _log.warning("restart the service to apply the changes of: %s", ", ".join(fixed))
         self._config = with_live_changes(before, config)

@@ -4,22 +4,29 @@ the calls in its messages.
 In: these fields. Out: `Tools`, and messages for a chat template; or a `RefusalError`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
+from pilotfish.device_runtime.service.field_check import IgnoredFields, RequestFields, Values
 from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.engines.chat_formats import Tools
 from pilotfish.engines.chat_formats.tools import MOST_TOOLS
 
 MOST_PARAMETERS = 1024 * 1024  # limit of all tools' schemas together, bytes
 _Name = Annotated[str, msgspec.Meta(max_length=64)]
+# What clients write beside a tool for other servers: caches, and when to show or run the tool.
+TOOL_NOTES: Final = frozenset(
+    ("allowed_callers", "cache_control", "defer_loading", "eager_input_streaming", "id", "metadata")
+)
 
 
-class FunctionFields(msgspec.Struct, forbid_unknown_fields=True):
+class FunctionFields(RequestFields):
     """A function. strict: refuse parameters that cannot be enforced completely."""
+
+    inert: ClassVar[frozenset[str]] = TOOL_NOTES
 
     name: str
     description: str | None = None
@@ -27,30 +34,79 @@ class FunctionFields(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class ToolFields(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's tool."""
+class ToolFields(RequestFields):
+    """OpenAI's tool. A type other than "function" is a tool that some server runs itself."""
 
-    type: Literal["function"]
-    function: FunctionFields
+    inert: ClassVar[frozenset[str]] = TOOL_NOTES
+    neutral: ClassVar[Values] = {"strict": (None, False, True)}
+
+    type: str
+    function: FunctionFields | None = None
 
 
-class _FunctionName(msgspec.Struct):
+class _FunctionName(RequestFields):
     name: _Name
 
 
-class NamedChoice(msgspec.Struct, forbid_unknown_fields=True):
+class NamedChoice(RequestFields, tag_field="type", tag="function"):
     """A ``tool_choice`` of one function, which must be called."""
+
+    function: _FunctionName
+
+
+class AllowedTool(RequestFields):
+    """A function that may be called."""
 
     type: Literal["function"]
     function: _FunctionName
 
 
+class _AllowedTools(RequestFields):
+    tools: Annotated[list[AllowedTool], msgspec.Meta(min_length=1, max_length=MOST_TOOLS)]
+    mode: Literal["auto", "required"] = "auto"
+
+
+class AllowedChoice(RequestFields, tag_field="type", tag="allowed_tools"):
+    """A ``tool_choice`` of some of the tools: the others may not be called."""
+
+    allowed_tools: _AllowedTools
+
+
 ToolList: TypeAlias = Annotated[list[ToolFields], msgspec.Meta(max_length=MOST_TOOLS)]
-Choice: TypeAlias = Literal["auto", "none", "required"] | NamedChoice
+Choice: TypeAlias = Literal["auto", "none", "required"] | NamedChoice | AllowedChoice
+
+
+class ToolChoice(NamedTuple):
+    """Which tools a turn may call, as `Tools` has it.
+
+    choice: "auto", "none", "required", a function's name, or None. allowed: names of the functions
+    that may be called; None: all.
+    """
+
+    choice: str | None = None
+    allowed: Collection[str] | None = None
+
+
+NO_CHOICE: Final = ToolChoice()
+
+
+def functions_of(tools: Sequence[ToolFields], ignored: IgnoredFields) -> dict[int, FunctionFields]:
+    """Return the functions among the tools by index; tools of other types count as unknown."""
+    functions = {}
+    for at, tool in enumerate(tools):
+        if tool.type != "function":
+            ignored.add(f"tools[{at}]")
+        elif tool.function is None:
+            raise bad_request(f"tools[{at}].function", f"tools[{at}].function is missing.")
+        else:
+            functions[at] = tool.function
+    return functions
 
 
 def read_tools(
-    functions: Sequence[FunctionFields] | None, choice: str | None, parallel: bool | None
+    functions: Collection[FunctionFields],
+    choice: ToolChoice = NO_CHOICE,
+    parallel: bool | None = None,
 ) -> Tools | None:
     """Return the tools that may be called; None if there are none."""
     tools = [
@@ -63,15 +119,15 @@ def read_tools(
                 "strict": function.strict,
             },
         }
-        for function, parameters in zip(functions or (), _parameters(functions or ()), strict=True)
+        for function, parameters in zip(functions, _parameters(functions), strict=True)
     ]
     try:
-        return Tools.read(tools, choice, parallel)
+        return Tools.read(tools, choice.choice, parallel, choice.allowed)
     except ValueError as error:
         raise bad_request("tools", f"{error}.") from None
 
 
-def _parameters(functions: Sequence[FunctionFields]) -> list[Any]:
+def _parameters(functions: Collection[FunctionFields]) -> list[Any]:
     if sum(len(memoryview(function.parameters)) for function in functions) > MOST_PARAMETERS:
         raise bad_request(
             "tools", f"The parameters of all tools have more than {MOST_PARAMETERS:,} bytes."
@@ -84,20 +140,29 @@ def _parameters(functions: Sequence[FunctionFields]) -> list[Any]:
         ) from None
 
 
-def read_choice(choice: Choice | None) -> str | None:
-    """Convert a ``tool_choice`` to the choice of `Tools`."""
-    return choice.function.name if isinstance(choice, NamedChoice) else choice
+def read_choice(choice: Choice | None) -> ToolChoice:
+    """Convert a ``tool_choice``."""
+    match choice:
+        case NamedChoice():
+            return ToolChoice(choice.function.name)
+        case AllowedChoice(allowed_tools=allowed):
+            return ToolChoice(allowed.mode, {tool.function.name for tool in allowed.tools})
+    return ToolChoice(choice)
 
 
-class _Function(msgspec.Struct):
+class _Function(RequestFields):
     """A call. arguments: a string that contains JSON, or JSON itself as in Ollama."""
 
     name: _Name
     arguments: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class _Call(msgspec.Struct):
+class _Call(RequestFields):
     """A call in an assistant's message."""
+
+    inert: ClassVar[frozenset[str]] = frozenset(
+        ("cache_control", "extra_content", "index", "provider_specific_fields")
+    )
 
     function: _Function
     id: str | None = None
@@ -105,6 +170,8 @@ class _Call(msgspec.Struct):
 
 
 _Calls = Annotated[list[_Call], msgspec.Meta(max_length=MOST_TOOLS)]
+# The types of the calls in a message, for `field_check`.
+HELD_CALLS: Final[Mapping[str, Any]] = {"function_call": _Function, "tool_calls": list[_Call]}
 _Read = TypeVar("_Read")
 
 

@@ -6,7 +6,7 @@ Out: `Tools`, or a `ValueError` that names the problem.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,22 +144,28 @@ def _is_deeper(value: object, levels: int) -> bool:
 class Tools:
     """The tools of a turn. choice: "auto", "none", "required", or the name of the tool to call.
 
-    parallel: whether a turn may have several calls.
+    parallel: whether a turn may have several calls. allowed: names of the tools that may be called;
+    None: all. The others are in the prompt, too, so that its cached prefix stays valid.
     """
 
     tools: tuple[Tool, ...]
     choice: str = AUTO
     parallel: bool = True
+    allowed: frozenset[str] | None = None
 
     @classmethod
     def read(
-        cls, tools: Sequence[object] | None, choice: str | None = None, parallel: bool | None = None
+        cls,
+        tools: Sequence[object] | None,
+        choice: str | None = None,
+        parallel: bool | None = None,
+        allowed: Collection[str] | None = None,
     ) -> "Tools | None":
         """Read the tools of a request; None if it has none."""
         if tools is not None and (not isinstance(tools, Sequence) or isinstance(tools, str)):
             raise ValueError("tools must be a list")
         if tools is None or len(tools) == 0:
-            if choice not in (None, AUTO, NONE):
+            if choice not in (None, AUTO, NONE) or allowed:
                 raise ValueError(f"tool_choice {choice!r} needs tools")
             return None
         if len(tools) > MOST_TOOLS:
@@ -169,12 +175,14 @@ class Tools:
         if duplicates := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"Two tools are named {duplicates[0]!r}")
         choice = choice or AUTO
-        if choice not in (AUTO, NONE, REQUIRED, *names):
+        named = [name for name in (choice, *(allowed or ())) if name not in (AUTO, NONE, REQUIRED)]
+        if missing := [name for name in named if name not in names]:
             raise ValueError(
-                f"tool_choice {choice!r} is not the name of a tool; the tools are "
+                f"tool_choice {missing[0]!r} is not the name of a tool; the tools are "
                 f"{', '.join(names)}"
             )
-        return cls(parsed, choice, parallel is not False)
+        only = None if allowed is None else frozenset(allowed)
+        return cls(parsed, choice, parallel is not False, only)
 
     @property
     def is_named(self) -> bool:
@@ -186,7 +194,8 @@ class Tools:
         """The tools that may be called."""
         if self.choice == NONE:
             return ()
-        return tuple(tool for tool in self.tools if not self.is_named or tool.name == self.choice)
+        allowed = {self.choice} if self.is_named else self.allowed
+        return tuple(tool for tool in self.tools if allowed is None or tool.name in allowed)
 
 
 def arguments_of(name: str, value: object) -> Mapping[str, Any]:

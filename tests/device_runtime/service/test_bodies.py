@@ -32,8 +32,8 @@ def response(body: bytes, defaults: Request) -> CompletionRequest:
         (chat_request, b'{"functions": [1], "messages": 3}', "unsupported_parameter", "functions"),
         (chat_request, b'{"functions": [], "messages": 3}', "invalid_value", "messages"),
         (chat_request, b'{"functions": [1], "nothing": 3}', "unknown_parameter", "nothing"),
-        (text_request, b'{"prompt": "a", "top_p": 0}', "invalid_value", "top_p"),
-        (text_request, b'{"prompt": "a", "top_p": 0', "invalid_value", "top_p"),
+        (text_request, b'{"prompt": "a", "top_p": 2}', "invalid_value", "top_p"),
+        (text_request, b'{"prompt": "a", "top_p": 2', "invalid_value", "top_p"),
         (text_request, b'{"prompt": "a"', "malformed", None),
         (text_request, b"[]", "malformed", None),
         (

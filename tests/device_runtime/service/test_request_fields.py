@@ -18,7 +18,7 @@ REFUSED = {
     "logprobs": "yes",
     "top_logprobs": 3,  # without logprobs
     "n": 17,
-    "tools": [{"type": "web_search"}],
+    "tools": [{"type": "function"}],
     "tool_choice": "always",
     "functions": [{"name": "f"}],
     "response_format": {"type": "yaml"},
@@ -29,17 +29,21 @@ REFUSED = {
     "reasoning_effort": "extreme",
     "modalities": ["audio"],
     "min_p": 1.1,
-    "guided_json": {},  # unknown
+    "guided_json": {},
+    "repeat_penalty": 1.1,
+    "use_beam_search": True,
     "temperature": -1,
-    "top_p": 0,
+    "top_p": -0.5,
     "top_k": -5,
-    "seed": -1,
+    "seed": -2,
     "max_tokens": 0,
     "max_completion_tokens": "many",
     "stop": ["x"] * 17,
     "stream": "yes",
     "pilotfish": {"protocol": "greedy", "temperature": 1},
-    "stream_options": {"include_everything": True},
+    "stream_options": {"include_usage": "yes"},
+    "verbosity": "high",
+    "ignore_eos": 1,
     "messages": [],
 }
 
@@ -57,7 +61,7 @@ def test_what_is_not_offered_is_refused_by_its_name(service: Serving, name: str)
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("logprobs", 21), ("best_of", 0), ("suffix", "x"), ("prompt", ["a", "b"])],
+    [("logprobs", 21), ("best_of", 0), ("suffix", "x"), ("prompt", ["a", {}]), ("prompt", [])],
 )
 def test_what_completions_do_not_offer(service: Serving, name: str, value: object) -> None:
     body = {"prompt": "x", "max_tokens": 4, name: value}
@@ -100,7 +104,7 @@ def test_an_extension_that_makes_no_sense(
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
         {"role": "user", "content": [{"type": "text", "text": None}]},
         {"role": "assistant", "tool_calls": [{}]},
-        {"role": "user", "content": "x", "weight": 1},
+        {"role": "user", "content": "x", "weight": 0},
         {"role": "user", "content": "x", "name": 5},
     ],
 )
