@@ -96,6 +96,8 @@ TABLE: dict[str, Raw] = {
     "response to forget": get(f"{RESPONSES}/resp_0", method="DELETE"),
     "tokenize": post("/tokenize", {"prompt": "hello"}),
     "detokenize": post("/detokenize", TOKENS),
+    "tokenizer": get("/tokenizer_info"),
+    "several prompts": post(TEXT, {**COMPLETE, "prompt": ["once", [1, 2]]}),
     "embeddings": post("/v1/embeddings", {"input": "hello"}),
     "embeddings, got": get("/v1/embeddings"),
     # Methods.

@@ -121,8 +121,8 @@ class Completion(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer; raise an error that occurs before the HTTP status is sent."""
         request = self._request
-        answers = request.choices * len(request.prompts)
-        with self._lanes.admit(self._client.name, answers) as job:
+        prompts = len(request.prompts)
+        with self._lanes.admit(self._client.name, request.choices, prompts) as job:
             job.owner = self._client.owner
             watch = asyncio.ensure_future(self._watch(job, receive))
             try:
@@ -132,7 +132,7 @@ class Completion(Response):
                     await self._stream(job, scope, receive, send)
                 else:
                     whole: list[Generation] = []
-                    while len(whole) < answers:
+                    while len(whole) < job.choices:
                         await job.ready()
                         event = job.take()
                         assert isinstance(event, Generation)  # not streamed: no pieces

@@ -17,19 +17,20 @@ class AnswerJob:
     Used on the loop. A lane's thread reads constant fields, and `choice`, which does not change
     during an answer.
 
-    choices: number of answers to all prompts together: first all to the first prompt. owner: the
-    owner of the conversation. prompts, request: set by `Lanes.submit`. events: each choice's
-    pieces, if streamed, then its `Generation`; an error ends them.
+    each: number of answers to each prompt; those to the first prompt come first. count: number of
+    prompts. owner: the owner of the conversation. prompts, request: set by `Lanes.submit`. events:
+    each answer's pieces, if streamed, then its `Generation`; an error ends them.
     """
 
-    def __init__(self, client: str, choices: int = 1) -> None:
+    def __init__(self, client: str, each: int = 1, count: int = 1) -> None:
         self.client = client
         self.owner: Owner = None
         self.prompts: Sequence[Prompt] = ()
         self.request = Request()
         self.streamed = False
-        self.choices = self.left = choices  # number of answers; number of unfinished answers
-        self.places = choices  # places in the queue that the job holds; changed by `Lanes`
+        self._each = each
+        self.choices = self.left = each * count  # number of answers; number of unfinished answers
+        self.places = each  # places in the queue that the job holds; changed by `Lanes`
         self.given_up: BaseException | None = None  # why the job was given up; the lane checks it
         self._events: deque[Piece | Generation | BaseException] = deque()
         self._news = asyncio.Event()
@@ -52,12 +53,12 @@ class AnswerJob:
     @property
     def prompt(self) -> Prompt:
         """The prompt of the current or next answer."""
-        return self.prompts[self.choice * len(self.prompts) // self.choices]
+        return self.prompts[self.choice // self._each]
 
     @property
     def number(self) -> int:
         """Index of the current or next answer among the answers to its prompt."""
-        return self.choice % (self.choices // len(self.prompts))
+        return self.choice % self._each
 
     @property
     def backlog(self) -> int:

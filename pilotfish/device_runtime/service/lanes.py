@@ -162,10 +162,12 @@ class Lanes:
         return self._held.total() - self.running
 
     @contextmanager
-    def admit(self, client: str, choices: int = 1) -> Iterator[AnswerJob]:
-        """Make a job for this client, and hold a place for each of its answers during the block.
-        Raises a `RefusalError` if there are too few free places. At the end of the block the job is
-        given up, unless it has ended.
+    def admit(self, client: str, choices: int = 1, prompts: int = 1) -> Iterator[AnswerJob]:
+        """Make a job for this client, and hold its places during the block: one for each answer to
+        one prompt. A job of several prompts needs no more, since it makes one answer at a time.
+
+        choices: number of answers to each prompt. Raises a `RefusalError` if there are too few free
+        places. At the end of the block the job is given up, unless it has ended.
         """
         self._refuse_if_draining()
         if (full := self._full(client, choices)) is not None:
@@ -176,7 +178,7 @@ class Lanes:
                 reason="busy",
                 retry_s=self._retry_s(),
             )
-        job = AnswerJob(client, choices)
+        job = AnswerJob(client, choices, prompts)
         self._held[client] += choices
         # before clients that are served from now on, after clients that have waited longer
         self._served.setdefault(client, self._turn - 1)
@@ -323,7 +325,8 @@ class Lanes:
             event = job.given_up  # the reason replaces the interruption's own error
         job.post(event)
         if not job.ended:  # queue its next answer: other clients may come first
-            self._free_places(job, 1)
+            if job.left < job.places:
+                self._free_places(job, 1)
             self._waiting.setdefault(job.client, deque()).appendleft(job)
         self._assign()
 

@@ -35,9 +35,9 @@ class FunctionFields(RequestFields):
 
 
 class ToolFields(RequestFields):
-    """OpenAI's tool. A type other than "function" is a tool that some server runs itself."""
+    """OpenAI's tool. A type other than "function" is a tool that this service does not offer."""
 
-    inert: ClassVar[frozenset[str]] = TOOL_NOTES
+    inert: ClassVar[frozenset[str]] = TOOL_NOTES | {"custom"}
     neutral: ClassVar[Values] = {"strict": (None, False, True)}
 
     type: str

@@ -61,7 +61,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     keys.chmod(0o600)
     with (
         EdgeServer(pair.target, threads=1) as edge,
-        serving(pair.draft, edge.endpoint, "--api-keys", keys, "--lanes", 2) as started,
+        serving(pair.draft, edge.endpoint, "--api-keys", keys, "--lanes", 2, "--strict") as started,
     ):
         yield started
 
@@ -147,6 +147,11 @@ KINDS = {
 }
 
 
+def counts(response: Any) -> dict[str, Any]:
+    """The usage without what depends on earlier requests: how much of the prompt was cached."""
+    return {**response.usage.model_dump(), "input_tokens_details": None}
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_stream_grows_into_the_whole(client: openai.OpenAI, way: str) -> None:
     whole = respond(client, **WAYS[way])
@@ -157,7 +162,7 @@ def test_a_stream_grows_into_the_whole(client: openai.OpenAI, way: str) -> None:
     last = events[-1]
     assert last.type == f"response.{whole.status}"
     assert last.response.id == events[0].response.id
-    assert last.response.usage == whole.usage
+    assert counts(last.response) == counts(whole)
     assert without_ids(last.response.output) == without_ids(whole.output)
     done = [event.item for event in events if event.type == "response.output_item.done"]
     assert done == last.response.output
@@ -237,7 +242,7 @@ def test_what_was_said_goes_on(client: openai.OpenAI) -> None:
             {"role": "user", "content": [{"type": "input_text", "text": "dd"}]},
         ]
         same = respond(client, input=whole, instructions="x")
-        assert second.usage == same.usage
+        assert counts(second) == counts(same)
         assert second.output_text == same.output_text
         assert second.previous_response_id == first.id
         third = respond(client, input="ab", previous_response_id=second.id)
@@ -248,7 +253,7 @@ def test_thoughts_go_on_too(client: openai.OpenAI) -> None:
     first = respond(client, **WAYS["thought"])
     chained = respond(client, input="dd", previous_response_id=first.id)
     whole = [{"role": "user", "content": "ab"}, *first.output, {"role": "user", "content": "dd"}]
-    assert chained.usage == respond(client, input=whole).usage
+    assert counts(chained) == counts(respond(client, input=whole))
     selection = [item for item in whole if getattr(item, "type", "") != "reasoning"]
     assert chained.usage.input_tokens > respond(client, input=selection).usage.input_tokens
 
@@ -320,14 +325,14 @@ def test_a_stream_ends_with_what_went_wrong(client: openai.OpenAI, long_pair: Pa
             {"input": [{"type": "function_call_output", "call_id": "a", "output": "b"}]},
             "invalid_value", "input[0].call_id",
         ),
-        ({"tools": [{"type": "web_search"}]}, "invalid_value", "tools[0].type"),
+        ({"tools": [{"type": "web_search"}]}, "unknown_parameter", "tools[0]"),
         ({"tools": [{**TOOL, "async": True}]}, "unknown_parameter", "tools[0].async"),
         ({"tools": [TOOL, TOOL]}, "invalid_value", "tools"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "invalid_value", "tool_choice.type"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "invalid_value", "tool_choice"),
         ({"tool_choice": "required"}, "invalid_value", "tools"),
         ({"text": {"format": {"type": "yaml"}}}, "invalid_value", "text.format.type"),
         ({"text": {"verbosity": "low"}}, "unsupported_parameter", "text.verbosity"),
-        ({"reasoning": {"summary": "detailed"}}, "invalid_value", "reasoning.summary"),
+        ({"reasoning": {"effort": "utmost"}}, "invalid_value", "reasoning.effort"),
         ({"include": ["message.output_text.logprobs"]}, "invalid_value", "include[0]"),
         ({"top_logprobs": 2}, "unsupported_parameter", "top_logprobs"),
         ({"background": True}, "unsupported_parameter", "background"),
