@@ -4,8 +4,9 @@
 
 `pilotfish chat` runs in a pseudo-terminal, and reaches its edge through the emulator. While an
 answer arrives, the emulator lets nothing pass for some seconds, as a radio out of range does: the
-drafter goes on alone, in another colour, until the target takes the answer over again. What is drawn is what the program wrote, at
-the times at which it wrote it; ``--slower`` stretches all times alike.
+drafter goes on alone, in another colour, until the target takes the answer over again. What is
+drawn is what the program wrote, at the times at which it wrote it; ``--slower`` stretches all times
+alike.
 """
 
 import fcntl

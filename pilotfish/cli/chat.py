@@ -92,7 +92,7 @@ def _run(args: argparse.Namespace) -> int:
             )
             await_target = ends.edge.await_target
         else:
-            config = structs.replace(config, draft=drafter_folder(config.draft))
+            config = structs.replace(config, draft=drafter_folder(config.draft, config.provider))
             await_target = None
         stack.enter_context(_link_shown(screen))
         with ProgressDisplay() as display:

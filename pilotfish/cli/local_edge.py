@@ -42,7 +42,10 @@ def both_ends(
     The edge loads the target while the caller loads the drafter; see `EdgeServer.await_target`.
     lanes: number of conversations at a time. context: the edge's limit; None: the default limit.
     """
-    draft, target = drafter_folder(config.draft), target_folder(target)
+    draft, target = (
+        drafter_folder(config.draft, config.provider),
+        target_folder(target, config.provider),
+    )
     theirs, ours = split_cpus()
     limits = EdgeLimits()
     room = {

@@ -35,7 +35,7 @@ MOVE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A service with a key, whose models can write calls, and think."""
+    """A strict service with a key, whose models can write calls, and think."""
     folder = tmp_path_factory.mktemp("callers")
     pair = Pair(folder / "draft", folder / "target")
     for path, sharpness in zip(pair, (0.9, 0.7), strict=True):
@@ -47,7 +47,7 @@ def callers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     keys.chmod(0o600)
     with (
         EdgeServer(pair.target, threads=1) as edge,
-        serving(pair.draft, edge.endpoint, "--api-keys", keys, "--lanes", 2) as started,
+        serving(pair.draft, edge.endpoint, "--api-keys", keys, "--lanes", 2, "--strict") as started,
     ):
         yield started
 
@@ -125,3 +125,9 @@ def grown(events: list[dict[str, Any]]) -> dict[str, Any]:
     whole: dict[str, Any] = start["message"]
     usage = {**whole["usage"], **last["usage"]}
     return {**whole, **last["delta"], "content": content, "usage": usage}
+
+
+def prompt_tokens(body: dict[str, Any]) -> int:
+    """The tokens of a message's prompt: those that were read, and those that were read before."""
+    usage = body["usage"]
+    return int(usage["input_tokens"] + usage["cache_read_input_tokens"])

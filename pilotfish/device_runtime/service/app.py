@@ -213,9 +213,9 @@ def _messages(service: DeviceService) -> list[Route]:
         answer = MessageFormat(parsed, model=service.config.model, tokens=service.tokens_in)
 
         async def read(completion: CompletionRequest) -> list[Prompt]:
-            prompts = await service.read(client.name, completion)
-            answer.prompt_tokens = sum(map(len, prompts))
-            return prompts
+            (prompt,) = await service.read(client.name, completion)
+            answer.prompt_tokens = len(prompt)
+            return [prompt]
 
         return Completion(
             service.lanes,

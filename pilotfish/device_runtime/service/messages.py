@@ -20,18 +20,14 @@ from pilotfish.device_runtime.service.messages_input import (
     conversation_of,
 )
 from pilotfish.device_runtime.service.openai import MESSAGES, CompletionRequest, checked_request
-from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
 from pilotfish.device_runtime.service.tokens import prompt_ids
 from pilotfish.device_runtime.service.tools import (
-    NO_CHOICE,
     TOOL_NOTES,
     FunctionFields,
     ToolChoice,
-    ToolFields,
-    functions_of,
     read_tools,
 )
-from pilotfish.engines.chat_formats import Tools
 from pilotfish.engines.chat_formats.tools import MOST_TOOLS, NONE, REQUIRED
 from pilotfish.wire.request import MaxTokens, Request, StopTexts
 
@@ -42,7 +38,7 @@ _CHOICES = {"any": REQUIRED, "none": NONE}
 
 
 class _Tool(RequestFields, kw_only=True):
-    """A function; or, of a type other than "custom", a tool that Anthropic's servers run."""
+    """A function; or, of another type, a tool of Anthropic's own."""
 
     inert: ClassVar[frozenset[str]] = TOOL_NOTES | {"input_examples"}
 
@@ -51,16 +47,6 @@ class _Tool(RequestFields, kw_only=True):
     type: str | None = None
     description: str | None = None
     strict: bool | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a function without a schema."""
-        if self.is_function and self.input_schema == _ABSENT:
-            raise ValueError("A tool needs input_schema")
-
-    @property
-    def is_function(self) -> bool:
-        """Whether the client runs the tool."""
-        return self.type in (None, "custom")
 
 
 class _ToolChoice(RequestFields):
@@ -77,8 +63,8 @@ class _ToolChoice(RequestFields):
 class _Thinking(RequestFields):
     """Whether the model thinks first; adaptive: as it does by default.
 
-    display: omitted: thoughts are sent empty. The budget has no effect, since thoughts count as
-    part of the answer; nor has block_binding, since thoughts that come back are not verified.
+    Thoughts have no budget of their own: they count as part of the answer. display: omitted:
+    thoughts are sent empty. Thoughts that come back are not verified.
     """
 
     inert: ClassVar[frozenset[str]] = frozenset(("block_binding", "budget_tokens"))
@@ -93,9 +79,9 @@ class _Thinking(RequestFields):
 
 
 class _OutputConfig(RequestFields):
-    """The answer's format. Models here have no settings of effort and budget."""
+    """The answer's format. Models here have no setting of effort."""
 
-    inert: ClassVar[frozenset[str]] = frozenset(("effort", "task_budget"))
+    inert: ClassVar[frozenset[str]] = frozenset(("effort",))
 
     format: FlatFormat | None = None
 
@@ -104,7 +90,6 @@ class _PromptBody(BodyFields, kw_only=True):
     """The fields of a prompt, and others that clients repeat when they count its tokens."""
 
     inert: ClassVar[frozenset[str]] = BodyFields.inert | {
-        "context_management",  # would shorten conversations that are too long
         "diagnostics",
         "fallbacks",  # names of other models
         "inference_geo",
@@ -142,10 +127,7 @@ class MessageRequest:
 def message_request(
     body: bytes, defaults: Request, ignored: IgnoredFields = STRICT
 ) -> MessageRequest:
-    """Read a ``POST /v1/messages``.
-
-    defaults: the service's own options. ignored: as in `read_body`.
-    """
+    """Read a ``POST /v1/messages``. defaults: the service's own options."""
     fields = read_body(body, _MessagesBody, ignored)
     if fields.stop_sequences is not None:
         fields.stop = fields.stop_sequences
@@ -195,23 +177,26 @@ def _talk_of(fields: _PromptBody, ignored: IgnoredFields) -> Talk:
         )
     thinking = None if fields.thinking is None else fields.thinking.wanted
     messages = conversation_of(fields.system, fields.messages)
-    return Talk(messages, _tools_of(fields.tools or (), fields.tool_choice, ignored), thinking)
-
-
-def _tools_of(
-    tools: Sequence[_Tool], choice: _ToolChoice | None, ignored: IgnoredFields
-) -> Tools | None:
-    functions = functions_of(
-        [
-            ToolFields(
-                "function" if tool.is_function else str(tool.type),
-                FunctionFields(tool.name, tool.description, tool.input_schema, tool.strict),
-            )
-            for tool in tools
-        ],
-        ignored,
-    ).values()
+    functions = _functions_of(fields.tools or (), ignored)
+    choice = fields.tool_choice
     if choice is None:
-        return read_tools(functions, NO_CHOICE)
-    named = choice.name or _CHOICES.get(choice.type)
-    return read_tools(functions, ToolChoice(named), choice.disable_parallel_tool_use is not True)
+        return Talk(messages, read_tools(functions), thinking)
+    named = ToolChoice(choice.name or _CHOICES.get(choice.type))
+    tools = read_tools(functions, named, choice.disable_parallel_tool_use is not True)
+    return Talk(messages, tools, thinking)
+
+
+def _functions_of(tools: Sequence[_Tool], ignored: IgnoredFields) -> list[FunctionFields]:
+    """Return the functions among the tools; tools of other types count as unknown."""
+    functions = []
+    for at, tool in enumerate(tools):
+        if tool.type not in (None, "custom"):
+            ignored.add(f"tools[{at}]")
+        elif not memoryview(tool.input_schema).nbytes:
+            where = f"tools[{at}].input_schema"
+            raise bad_request(where, f"{where} is missing.")
+        else:
+            functions.append(
+                FunctionFields(tool.name, tool.description, tool.input_schema, tool.strict)
+            )
+    return functions

@@ -181,7 +181,7 @@ class MessageFormat:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(self.prompt_tokens, 0),
+            "usage": _usage(self.prompt_tokens, 0, 0),
         }
 
     def _ending(self, generation: Generation) -> Body:
@@ -197,14 +197,15 @@ class MessageFormat:
 
     def _usage(self, generation: Generation) -> Body:
         details = {"thinking_tokens": thought_tokens(generation, self._tokens)}
-        usage = _usage(generation.prompt_tokens, len(generation.tokens))
+        cached = generation.cached_tokens
+        usage = _usage(generation.prompt_tokens - cached, cached, len(generation.tokens))
         return {**usage, "output_tokens_details": details}
 
 
-def _usage(prompt: int, answer: int) -> Body:
+def _usage(prompt: int, cached: int, answer: int) -> Body:
     return {
         "input_tokens": prompt,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
+        "cache_read_input_tokens": cached,
         "output_tokens": answer,
     }

@@ -6,7 +6,7 @@ role are one message; its texts are joined by line breaks.
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -16,39 +16,35 @@ from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.device_runtime.service.tools import arguments_text
 from pilotfish.engines.chat_formats.reader import ToolCall
 
-
-class _Block(RequestFields, kw_only=True):
-    """A block. Its type decides who may send it."""
-
-    inert: ClassVar[frozenset[str]] = frozenset(("cache_control",))
+_CALL_NOTES: Final = frozenset(("cache_control", "caller", "toolset_name"))
 
 
-class TextBlock(_Block, tag="text"):
+class TextBlock(RequestFields, tag="text"):
     """A text."""
 
-    inert: ClassVar[frozenset[str]] = _Block.inert | {"citations"}
+    inert: ClassVar[frozenset[str]] = frozenset(("cache_control", "citations"))
 
     text: str
 
 
-class ThinkingBlock(_Block, tag="thinking"):
+class ThinkingBlock(RequestFields, tag="thinking"):
     """A thought of an earlier answer; the signature is not verified."""
 
-    inert: ClassVar[frozenset[str]] = _Block.inert | {"signature"}
+    inert: ClassVar[frozenset[str]] = frozenset(("cache_control", "signature"))
 
     thinking: str
 
 
-class RedactedThinkingBlock(_Block, tag="redacted_thinking"):
+class RedactedThinkingBlock(RequestFields, tag="redacted_thinking"):
     """A thought that only Anthropic can read; it is ignored."""
 
-    inert: ClassVar[frozenset[str]] = _Block.inert | {"data"}
+    inert: ClassVar[frozenset[str]] = frozenset(("cache_control", "data"))
 
 
-class ToolUseBlock(_Block, tag="tool_use"):
+class ToolUseBlock(RequestFields, tag="tool_use"):
     """A call of an earlier answer."""
 
-    inert: ClassVar[frozenset[str]] = _Block.inert | {"caller", "toolset_name"}
+    inert: ClassVar[frozenset[str]] = _CALL_NOTES
 
     id: str
     name: str
@@ -77,10 +73,10 @@ class DocumentBlock(_UnreadBlock, tag="document"):
 ResultBlock: TypeAlias = TextBlock | ImageBlock | DocumentBlock
 
 
-class ToolResultBlock(_Block, tag="tool_result"):
+class ToolResultBlock(RequestFields, tag="tool_result"):
     """The result of a call."""
 
-    inert: ClassVar[frozenset[str]] = _Block.inert | {"toolset_name"}
+    inert: ClassVar[frozenset[str]] = _CALL_NOTES
 
     tool_use_id: str
     content: str | list[ResultBlock] | None = None

@@ -109,7 +109,7 @@ def tokenize_response(device: Device, request: TokenizeRequest) -> Body:
 
 
 def prompt_ids(device: Device, prompt_input: PromptInput, *, chat: bool) -> list[int]:
-    """Return the ids of a prompt's tokens in this vocabulary; refuse if it is not known yet."""
+    """Return the ids of a prompt's tokens, in the vocabulary of the last known edge."""
     prompt = prompt_for(device, prompt_input, chat=chat)
     _expect_vocabulary(bool(prompt.vocabulary))
     ids: list[int] = prompt.ids.tolist()

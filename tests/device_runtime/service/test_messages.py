@@ -22,6 +22,7 @@ from tests.support.messages_api import (
     grown,
     message,
     post,
+    prompt_tokens,
     stream,
 )
 from tests.support.serving import Serving, serving
@@ -66,8 +67,11 @@ BLOCKS = {
 
 
 def without_ids(body: dict[str, Any]) -> dict[str, Any]:
+    """A message without what differs each time."""
     content = [{**block, "id": ""} for block in body["content"]]
-    return {**body, "id": "", "content": content, "pilotfish": None}
+    usage = {name: value for name, value in body["usage"].items() if "input" not in name}
+    usage["prompt"] = prompt_tokens(body)
+    return {**body, "id": "", "content": content, "usage": usage, "pilotfish": None}
 
 
 def test_a_text_is_the_chats(callers: Serving) -> None:
@@ -82,7 +86,7 @@ def test_a_text_is_the_chats(callers: Serving) -> None:
     )  # fmt: skip
     assert whole["content"] == [{"type": "text", "text": same.choices[0].message.content}]
     assert same.usage is not None
-    assert whole["usage"]["input_tokens"] == same.usage.prompt_tokens
+    assert prompt_tokens(whole) == same.usage.prompt_tokens
     assert whole["usage"]["output_tokens"] == 12
     assert whole["pilotfish"]["protocol"] == "greedy"
 
@@ -93,7 +97,7 @@ def test_a_stream_grows_into_the_whole(callers: Serving, way: str) -> None:
     events = stream(callers, **WAYS[way])
     assert ([block["type"] for block in whole["content"]], whole["stop_reason"]) == BLOCKS[way]
     assert without_ids(grown(events)) == without_ids(whole)
-    assert events[0]["message"]["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    assert prompt_tokens(events[0]["message"]) == prompt_tokens(whole)
     assert events[-2]["pilotfish"].keys() == whole["pilotfish"].keys()
     for block in whole["content"]:
         match block["type"]:
@@ -136,8 +140,8 @@ def test_a_loop_of_three_calls(callers: Serving) -> None:
     read = 0
     for number in range(3):
         answer = message(callers, messages=lines, **THINK, **ENDS_SOON, **FORCED)
-        assert answer["usage"]["input_tokens"] > read
-        read = answer["usage"]["input_tokens"]
+        assert prompt_tokens(answer) > read
+        read = prompt_tokens(answer)
         call = answer["content"][-1]
         result = {"type": "tool_result", "tool_use_id": call["id"], "content": "ab"}
         lines = [
@@ -151,7 +155,7 @@ def test_a_loop_of_three_calls(callers: Serving) -> None:
         callers, {"messages": lines, "tools": [MOVE], "system": [{"type": "text", "text": "ab"}]},
         "/v1/messages/count_tokens",
     ).json()  # fmt: skip
-    assert counted == {"input_tokens": last["usage"]["input_tokens"] + 3}
+    assert counted == {"input_tokens": prompt_tokens(last) + 3}
 
 
 def test_thoughts_go_on(callers: Serving) -> None:
@@ -161,10 +165,7 @@ def test_thoughts_go_on(callers: Serving) -> None:
     without = [*SAY, {"role": "assistant", "content": first["content"][1:]}, *after]
     redacted = [{"type": "redacted_thinking", "data": "x"}, *first["content"][1:]]
     also = [*SAY, {"role": "assistant", "content": redacted}, *after]
-    counts = [
-        message(callers, messages=lines)["usage"]["input_tokens"]
-        for lines in (whole, without, also)
-    ]
+    counts = [prompt_tokens(message(callers, messages=lines)) for lines in (whole, without, also)]
     assert counts[0] > counts[1] == counts[2]
 
 
@@ -176,12 +177,41 @@ def test_what_changes_no_text_is_accepted(callers: Serving) -> None:
         "messages": [{"role": "user", "content": [{**block, "citations": None}]}],
         "system": [{**block, "text": "ba"}],
         "tools": [{**MOVE, "type": "custom", "cache_control": cache, "input_examples": [{}]}],
-        "cache_control": cache, "context_management": {"edits": []}, "container": None,
+        "cache_control": cache, "fallbacks": [], "container": None,
         "mcp_servers": [], "output_config": {"effort": "low"}, "speed": "standard",
         "metadata": {"user_id": "u"}, "service_tier": "standard_only", "stream": False,
     }  # fmt: skip
     whole = message(callers, **more)
     assert whole["content"] == message(callers, system="ba", tools=[MOVE])["content"]
+
+
+def test_what_is_read_again_is_counted_apart(callers: Serving) -> None:
+    system = "ab" * 100
+    first, again = (message(callers, system=system) for _ in range(2))
+    assert again["usage"]["cache_read_input_tokens"] >= 100
+    assert prompt_tokens(again) == prompt_tokens(first)
+
+
+def test_unknown_fields_are_named_in_a_header(pair: Pair) -> None:
+    """As Claude Code sends some, at a service that is not strict."""
+    block = {"type": "text", "text": "ab", "novel": 1}
+    body = {
+        "max_tokens": 2,
+        "messages": [{"role": "user", "content": [block]}],
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high", "task_budget": {"type": "tokens", "total": 20_000}},
+        "tools": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 8}],
+    }
+    with serving(pair.draft, None) as service:
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            answer = web.post(f"{service.url}{path}?beta=true", json=body)
+            assert answer.status_code == 200, answer.text
+            names = answer.headers["x-pilotfish-ignored"].split(", ")
+            assert {*names} >= {
+                "context_management", "messages[0].content[0].novel", "tools[0]",
+                "output_config.task_budget",
+            }  # fmt: skip
+            body.pop("max_tokens", None)
 
 
 def test_the_key_in_either_header(callers: Serving) -> None:
