@@ -83,6 +83,8 @@ def add_to(commands: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     request, config = generation_of(args), from_args(args, DeviceConfig)
+    if config.edge is not None and args.target != Path(DEFAULT):
+        raise UnsupportedError("--target is for an edge on this machine: leave it out with --edge.")
     screen, lines = AnswerScreen(), LineReader("> ", _HISTORY)
     with ExitStack() as stack:
         if config.edge is None and request.protocol != LOCAL:
