@@ -186,10 +186,10 @@ def test_both_commands(pair: Pair, tmp_path: Path) -> None:
         for words in (["-", "--name", "desk"], []):
             device = start_with(line if words else "", "device", "up", *words, *at_device)
             try:
-                assert device.stderr is not None
+                assert device.stdout is not None
                 output = ""
                 while "Ctrl-C" not in output:
-                    part = device.stderr.readline()
+                    part = device.stdout.readline()
                     assert part, output
                     output += part
                 assert ("enrolled as desk" in output) == bool(words)
@@ -220,11 +220,17 @@ def test_both_commands(pair: Pair, tmp_path: Path) -> None:
 
 
 def start_with(text: str, *arguments: object) -> subprocess.Popen[str]:
-    """Start a command that reads this text from stdin."""
+    """Start a command that reads this text from stdin; stdout has all that it prints."""
     with tempfile.TemporaryFile("w+") as stdin:
         stdin.write(text)
         stdin.seek(0)
-        return subprocess.Popen(command(*arguments), stdin=stdin, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            command(*arguments),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
 
 def test_an_invitation_without_an_edge_says_so(
