@@ -19,7 +19,8 @@ CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/response
 
 # Fields of JSON that differ each time, or with the processor.
 VARIABLE = re.compile(
-    r'("(?:id|item_id|response_id|created|created_at|software|text|content|delta|\w+_s|\w+_ms|\w+_per_second)": ?)'
+    r'("(?:id|item_id|response_id|created|created_at|software|text|content|delta'
+    r'|\w+_s|\w+_ms|\w+_per_second)": ?)'
     r'("(?:[^"\\]|\\.)*"|-?[\d.e-]+)'
 )
 
