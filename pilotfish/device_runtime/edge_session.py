@@ -360,6 +360,12 @@ class EdgeSession:
         hint = m.Hint(session=self._id, generation=self._generation, start=start, hash=digest)
         return self._edge.try_send(hint, frames)
 
+    @property
+    def has_ended_stream(self) -> bool:
+        """Whether the edge has ended its stream, since the last token is the target's end token."""
+        welcome = self._edge.welcome
+        return welcome is not None and int(self._committed.ids[-1]) in welcome.eos_ids
+
     def stream_tokens(
         self, count: int, on_idle: Callable[[], bool] | None = None
     ) -> Iterator[StreamedTokens]:

@@ -353,13 +353,18 @@ class Session:
     # Streams
 
     def stream(self, plan: Plan, count: int, ends: Collection[int]) -> Iterator[Round]:
-        """Yield rounds with ``count`` tokens of the target in total; under `ahead`, send hints."""
+        """Yield rounds of the target's tokens; under `ahead`, send hints.
+
+        The stream has ``count`` tokens, or fewer: the edge ends it at an end token of the target.
+        """
         count = min(count, self.context - len(self.committed))
         end = len(self.committed) + count
         forerunner = self._forerunner(plan, count, ends)
         if forerunner is None:
             for tokens in self.edge.stream_tokens(count):
                 yield self._commit_stream(plan, tokens, end)
+                if self.edge.has_ended_stream:
+                    return
             return
         for tokens in self.edge.stream_tokens(count, forerunner.step):
             record = self._commit_stream(plan, tokens, end)
@@ -372,6 +377,8 @@ class Session:
             if stats.forced and record.source == DEVICE:
                 record.forced = tuple(at for at in stats.forced if at < record.accepted)
             yield record
+            if self.edge.has_ended_stream:
+                return
 
     def _forerunner(self, plan: Plan, count: int, ends: Collection[int]) -> Forerunner | None:
         """Make the forerunner of this stream; None if the device drafts nothing."""

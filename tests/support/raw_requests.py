@@ -15,13 +15,12 @@ Answer = dict[str, Any]
 PAUSE_S = 0.02  # between the parts of a request
 PATIENCE_S = 60.0
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-MESSAGES = "/v1/messages"
 
 
 # Fields of JSON that differ each time, or with the processor.
 VARIABLE = re.compile(
-    r'("(?:id|item_id|response_id|created|created_at|software|text|content|delta|\w+_s|\w+_ms'
-    r'|\w+_per_second)": ?)'
+    r'("(?:id|item_id|response_id|created|created_at|software|text|content|delta'
+    r'|\w+_s|\w+_ms|\w+_per_second)": ?)'
     r'("(?:[^"\\]|\\.)*"|-?[\d.e-]+)'
 )
 
@@ -87,11 +86,6 @@ TABLE: dict[str, Raw] = {
     "completion, streamed": post(TEXT, {**COMPLETE, "stream": True}),
     "response": post(RESPONSES, {**RESPOND, "store": False}),
     "response, streamed": post(RESPONSES, {**RESPOND, "store": False, "stream": True}),
-    "message": post(MESSAGES, SAY),
-    "message, streamed": post(MESSAGES, {**SAY, "stream": True}),
-    "message, counted": post(f"{MESSAGES}/count_tokens", {"messages": SAY["messages"]}),
-    "message without a limit": post(MESSAGES, {"messages": SAY["messages"]}),
-    "GET of messages": get(MESSAGES),
     "response that is not there": get(f"{RESPONSES}/resp_0"),
     "response, streamed again": get(f"{RESPONSES}/resp_0?stream=true"),
     "response to forget": get(f"{RESPONSES}/resp_0", method="DELETE"),

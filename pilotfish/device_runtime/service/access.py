@@ -243,10 +243,12 @@ def checked_origins(origins: Sequence[str]) -> frozenset[str]:
 
 def preflight_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of the answer to a preflight request of an allowed page."""
-    asked = headers.get("access-control-request-headers", "")
+    header_names = headers.get("access-control-request-headers", "")
     allowed = {
         "access-control-allow-methods": "GET, HEAD, POST, DELETE",
-        "access-control-allow-headers": asked if _HEADERS.fullmatch(asked) else _OWN_HEADERS,
+        "access-control-allow-headers": header_names
+        if _HEADERS.fullmatch(header_names)
+        else _OWN_HEADERS,
         "access-control-max-age": "600",
     }
     if headers.get("access-control-request-private-network") == "true":

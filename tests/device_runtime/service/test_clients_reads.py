@@ -46,13 +46,13 @@ def say(service: Serving, **headers: str) -> httpx.Response:
 
 
 def preflight(service: Serving, origin: str, **more: str) -> httpx.Response:
-    asked = {
+    headers = {
         "Origin": origin,
         "Access-Control-Request-Method": "POST",
         "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
         **more,
     }
-    return web.request("OPTIONS", f"{service.url}/v1/chat/completions", headers=asked)
+    return web.request("OPTIONS", f"{service.url}/v1/chat/completions", headers=headers)
 
 
 @pytest.mark.parametrize("origin", [APP, SITE, SITE.upper()])
@@ -93,9 +93,9 @@ def test_an_allowed_page_still_needs_a_loopback_name(open_service: Serving) -> N
 
 def test_without_the_flag_no_foreign_page_gets_anything(service: Serving) -> None:
     assert preflight(service, SITE).status_code == 403
-    own = preflight(service, service.url)
-    assert own.status_code == 405
-    assert "access-control-allow-origin" not in own.headers
+    same_origin = preflight(service, service.url)
+    assert same_origin.status_code == 405
+    assert "access-control-allow-origin" not in same_origin.headers
 
 
 def test_any_page_needs_a_key_where_there_are_keys(keyed: Serving) -> None:

@@ -134,7 +134,7 @@ def post(service: Serving, path: str, more: dict[str, Any]) -> httpx.Response:
     return web.post(service.url + path, json={**BODIES.get(path, {}), **more}, timeout=60.0)
 
 
-def said(answer: httpx.Response) -> Any:
+def generated(answer: httpx.Response) -> Any:
     """What was generated."""
     assert answer.status_code == 200, answer.text
     body = answer.json()
@@ -146,12 +146,12 @@ def said(answer: httpx.Response) -> Any:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_neutral_values_change_nothing(service: Serving, strict: Serving, path: str) -> None:
-    plain = said(post(service, path, {}))
+    plain = generated(post(service, path, {}))
     for more in NEUTRAL + (OF_CHATS if path == CHAT else []):
         unknown = "samplers" in more
         answer = post(service, path, more)
         assert answer.headers.get(HEADER) == ("samplers" if unknown else None), more
-        assert said(answer) == plain, more
+        assert generated(answer) == plain, more
         assert post(strict, path, more).status_code == (400 if unknown else 200), more
 
 
@@ -161,21 +161,21 @@ def test_notes_beside_a_message_change_nothing(
 ) -> None:
     base = {"role": role, "content": "hello"}
     last = {"role": "user", "content": "x"}
-    plain = said(post(service, CHAT, {"messages": [base, last]}))
+    plain = generated(post(service, CHAT, {"messages": [base, last]}))
     for more in MESSAGES:
         if role != "assistant":
             more = {name: more[name] for name in more if name not in ("tool_calls",)}
         for each in (service, strict):
             answer = post(each, CHAT, {"messages": [{**base, **more}, last]})
             assert HEADER not in answer.headers
-            assert each is strict or said(answer) == plain
+            assert each is strict or generated(answer) == plain
 
 
 def test_values_of_other_servers_for_none_and_for_one(service: Serving) -> None:
     long = post(service, TEXT, {"max_tokens": -1, "prompt": "hello" * 20})
     assert long.json()["usage"]["completion_tokens"] > 16
-    greedy = said(post(service, TEXT, {}))
-    assert said(post(service, TEXT, {"temperature": 1, "top_p": 0, "seed": 3})) == greedy
+    greedy = generated(post(service, TEXT, {}))
+    assert generated(post(service, TEXT, {"temperature": 1, "top_p": 0, "seed": 3})) == greedy
     thought = {"messages": [{"role": "assistant", "content": "a", "reasoning": "so"}]}
     assert post(service, CHAT, thought).status_code == 200
 
@@ -239,26 +239,33 @@ def test_unsupported_values_behind_many_unknown_fields_are_refused() -> None:
     assert refused.value.param == "messages[0].images"
 
 
-def test_end_tokens_of_a_request(service: Serving, pair: Pair) -> None:
+@pytest.mark.parametrize("protocol", ["stream", "ahead", "coupled", "tslt", "local"])
+def test_end_tokens_of_a_request(service: Serving, protocol: str) -> None:
     """``ignore_eos`` goes on to the limit; ``stop_token_ids`` end as end tokens do."""
-    body = {"prompt": "once", "max_tokens": 60, "logprobs": 0, "temperature": 1}
-    for seed in range(20):
-        ended = post(service, TEXT, {**body, "seed": seed}).json()
-        if ended["choices"][0]["finish_reason"] == "stop":
+    body = {"prompt": "once", "max_tokens": 60, "temperature": 1}
+    body |= {"pilotfish": {"protocol": protocol}}
+
+    def answer(seed: int, **more: Any) -> tuple[str, str, int]:
+        whole = post(service, TEXT, {**body, "seed": seed, **more}).json()
+        (choice,) = whole["choices"]
+        return choice["text"], choice["finish_reason"], whole["usage"]["completion_tokens"]
+
+    for seed in range(40):
+        text, reason, count = answer(seed)
+        if reason == "stop" and text:
             break
     else:
         pytest.fail("no answer ended by itself")
-    through = post(service, TEXT, {**body, "seed": seed, "ignore_eos": True}).json()
-    assert through["choices"][0]["finish_reason"] == "length"
-    assert through["usage"]["completion_tokens"] == 60
-    tokens = [each["choices"][0]["logprobs"]["tokens"] for each in (ended, through)]
-    assert tokens[1][: len(tokens[0])] == tokens[0]
-    first = tokens[0][0]
-    ids = web.post(f"{service.url}/tokenize", json={"prompt": first}).json()["tokens"]
-    stopped = post(service, TEXT, {**body, "seed": seed, "stop_token_ids": ids}).json()
-    assert stopped["choices"][0]["finish_reason"] == "stop"
-    assert stopped["choices"][0]["text"] == ""
-    assert stopped["usage"]["completion_tokens"] == 1
+    longer, reason, whole_count = answer(seed, ignore_eos=True)
+    assert (reason, whole_count) == ("length", 60)
+    assert longer.startswith(text)
+    assert count < 60
+    if protocol == "local":
+        return
+    first = web.post(f"{service.url}/tokenize", json={"prompt": text}).json()["tokens"][0]
+    stopped = answer(seed, stop_token_ids=[first], ignore_eos=True)
+    assert stopped[1] == "stop"
+    assert stopped[2] < 60
 
 
 def test_only_allowed_tools_are_called() -> None:

@@ -67,11 +67,11 @@ def test_several_prompts_are_answered_as_one_by_one(
     prompts = kinds[kind]
     together = answer(service, prompt=prompts, **options)
     alone = [answer(service, prompt=prompt, **options) for prompt in prompts]
-    each = [choice for one in alone for choice in one["choices"]]
+    each = [choice for single in alone for choice in single["choices"]]
     assert [choice["index"] for choice in together["choices"]] == list(range(len(each)))
     assert plain(together["choices"]) == plain(each)
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
-        assert together["usage"][name] == sum(one["usage"][name] for one in alone), name
+        assert together["usage"][name] == sum(single["usage"][name] for single in alone), name
 
 
 @pytest.mark.parametrize("options", [{}, {"n": 2, "echo": True}, {"max_tokens": 0, "echo": True}])
@@ -156,8 +156,8 @@ def test_other_clients_answers_come_in_between(service: Serving) -> None:
 def test_scoring_makes_no_answer(service: Serving, device: Device) -> None:
     ids = device.prompt("hello upon", chat=False).ids.tolist()
     scored = answer(service, prompt=ids, max_tokens=0, echo=True, logprobs=2)
-    one = answer(service, prompt=ids, max_tokens=1, echo=True, logprobs=2)
-    (score,), (longer,) = scored["choices"], one["choices"]
+    longer_answer = answer(service, prompt=ids, max_tokens=1, echo=True, logprobs=2)
+    (score,), (longer,) = scored["choices"], longer_answer["choices"]
     assert score["finish_reason"] == "length"
     assert score["text"] == device.tokenizer.decode(ids, special=True)
     assert scored["usage"]["completion_tokens"] == 0

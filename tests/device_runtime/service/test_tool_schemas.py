@@ -85,10 +85,10 @@ def test_schemas_beyond_a_megabyte_are_refused() -> None:
         text = json.dumps({"type": "object", "description": "x" * size}).encode()
         function = FunctionFields("f", parameters=msgspec.Raw(text))
         if fits:
-            assert read_tools([function], None, None) is not None
+            assert read_tools([function]) is not None
         else:
             with pytest.raises(RefusalError, match="have more than 1,048,576 bytes"):
-                read_tools([function], None, None)
+                read_tools([function])
 
 
 CUT = ['{"to": "he', "{", "", "null", "3", '["a"]', '"a"', {"to": "here"}, {}, None]

@@ -104,8 +104,8 @@ def test_a_call_that_is_cut_off(client: openai.OpenAI) -> None:
     [
         ({"tools": [tool("a b")]}, "tools"),
         ({"tools": [tool("a"), tool("a")]}, "tools"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"tools": [{"type": "function", "function": {"name": "a", "x": 1}}]}, "function.x"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": 1}}]}, "function.name"),
         ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
         ({"tool_choice": "required"}, "tools"),
         ({"messages": [{"role": "tool", "content": "x", "tool_calls": [{}]}]}, "tool_calls"),
