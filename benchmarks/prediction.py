@@ -83,8 +83,8 @@ MODULES = [
 EDITS = {
     "rename": "Rename the function {name} to checked_{name} everywhere.",
     "argument": "Add the argument strict=False to the function {name}, after its other arguments.",
-    "remove": "Remove the function {name}.",
-    "translate": "Give the function {name} a docstring in German, in place of any that it has.",
+    "remove": "Remove the function {name}, and no other function.",
+    "translate": "Put a docstring of one line, in German, into the function {name}.",
     "comment": "Add the comment '# This function was reviewed.' in the line before def {name}.",
 }
 
@@ -116,8 +116,8 @@ def edits(count: int, length: int) -> list[Edit]:
         other, _ = excerpt(MODULES[(at + 7) % len(MODULES)], length)
         kind = [*EDITS][at % len(EDITS)]
         prompt = (
-            f"{EDITS[kind].format(name=name)} Write the whole file with this change, and nothing "
-            f"else.\n\n```python\n{old}```"
+            f"{EDITS[kind].format(name=name)} Keep every other line exactly as it is, and write "
+            f"the whole file.\n\n```python\n{old}```"
         )
         made.append(Edit(kind, module, prompt, old, other))
     return made
