@@ -126,6 +126,9 @@ def test_protocol_window_and_seed_can_be_chosen(page: Page, service: Serving) ->
     assert answer(page) != texts[0]
     expect(page.locator("article .note").last).to_contain_text("coupled, window 3")
     assert reason(page) == "You chose it in the options."
+    page.reload()  # no choice stays that the title does not show
+    expect(page.locator("#options-name")).to_have_text("Options")
+    expect(page.locator("#seed")).to_have_value("")
 
 
 def test_the_reason_for_the_services_and_for_autos_choice(page: Page, service: Serving) -> None:
