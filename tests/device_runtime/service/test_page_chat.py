@@ -198,6 +198,15 @@ def test_an_edge_that_is_away_is_told_with_reason_and_remedy(page: Page, link: E
     expect(page.locator("#rtt-picture .remark")).to_have_text(re.compile("the edge was away"))
 
 
+def test_code_in_a_message_has_a_code_face_and_no_tokens(page: Page) -> None:
+    say(page, "What does `ls` do?", tokens=5)
+    finished(page)
+    message = page.locator("article[data-role=user] .text")
+    expect(message).to_have_text("What does `ls` do?")
+    expect(message.locator("code")).to_be_visible()
+    assert message.locator(".token").count() == 0
+
+
 # What survives
 
 
