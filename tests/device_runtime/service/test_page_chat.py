@@ -126,6 +126,9 @@ def test_protocol_window_and_seed_can_be_chosen(page: Page, service: Serving) ->
     assert answer(page) != texts[0]
     expect(page.locator("article .note").last).to_contain_text("coupled, window 3")
     assert reason(page) == "You chose it in the options."
+    page.reload()  # no choice stays that the title does not show
+    expect(page.locator("#options-name")).to_have_text("Options")
+    expect(page.locator("#seed")).to_have_value("")
 
 
 def test_the_reason_for_the_services_and_for_autos_choice(page: Page, service: Serving) -> None:
@@ -193,6 +196,15 @@ def test_an_edge_that_is_away_is_told_with_reason_and_remedy(page: Page, link: E
     link.cut(0.0, silent=True)
     expect(page.locator("#outage")).to_be_hidden()
     expect(page.locator("#rtt-picture .remark")).to_have_text(re.compile("the edge was away"))
+
+
+def test_code_in_a_message_has_a_code_face_and_no_tokens(page: Page) -> None:
+    say(page, "What does `ls` do?", tokens=5)
+    finished(page)
+    message = page.locator("article[data-role=user] .text")
+    expect(message).to_have_text("What does `ls` do?")
+    expect(message.locator("code")).to_be_visible()
+    assert message.locator(".token").count() == 0
 
 
 # What survives

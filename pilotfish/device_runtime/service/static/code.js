@@ -183,12 +183,14 @@ export class CodeText {
   }
 }
 
-/** Show a whole text, which has no tokens, with its code in a code face. */
+/** Show a whole text that is no answer, so it has no tokens, with its code in a code face. */
 export function showWithCode(element, text) {
   element.replaceChildren();
   const reader = new CodeText(element);
   reader.add({ text, kind: null, entries: null });
   reader.end();
+  for (const span of element.querySelectorAll(".token")) span.replaceWith(...span.childNodes);
+  element.classList.remove("tokens");
 }
 
 /** Create a span of a CSS class. "mark": not shown. "gap": an empty line, not shown beside a block. */
