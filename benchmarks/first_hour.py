@@ -75,8 +75,8 @@ class Output:
         end_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < end_s:
             ended = self.process.poll() is not None
-            if found := re.search(pattern, self.text, re.MULTILINE):
-                return found[1] if found.re.groups else found[0]
+            if match := re.search(pattern, self.text, re.MULTILINE):
+                return match[1] if match.re.groups else match[0]
             if ended:
                 break
             time.sleep(0.05)

@@ -41,7 +41,7 @@ class TerminalProcess:
     """A command in a pseudo-terminal; ``recording`` has what it wrote since `begin`."""
 
     def __init__(self, *words: object) -> None:
-        self._own, theirs = pty.openpty()
+        self._descriptor, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
         for name in ("COLORTERM", "NO_COLOR", "LINES"):
@@ -69,10 +69,10 @@ class TerminalProcess:
 
     def read(self, for_s: float) -> bool:
         """Record what comes within this time; return whether something came."""
-        if not select.select([self._own], [], [], for_s)[0]:
+        if not select.select([self._descriptor], [], [], for_s)[0]:
             return False
         try:
-            output = os.read(self._own, 65536)
+            output = os.read(self._descriptor, 65536)
         except OSError:  # the program has ended
             output = b""
         if not output:
@@ -97,18 +97,18 @@ class TerminalProcess:
     def type(self, text: str) -> None:
         """Type as a person does."""
         for letter in text:
-            os.write(self._own, letter.encode())
+            os.write(self._descriptor, letter.encode())
             self.read(KEY_S)
 
     def end(self) -> None:
         """End the program as the end of its input does, or by force."""
-        os.write(self._own, b"\x04")
+        os.write(self._descriptor, b"\x04")
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
-        os.close(self._own)
+        os.close(self._descriptor)
 
 
 def main() -> int:
@@ -149,8 +149,8 @@ def _record(
     ready = chat.recording.text().splitlines()[-1]
     chat.type(question)
     chat.type("\n")
-    asked = len(chat.recording.text())
-    chat.read_until(lambda: len(chat.recording.text()) >= asked + after)
+    length = len(chat.recording.text())
+    chat.read_until(lambda: len(chat.recording.text()) >= length + after)
     lost_s = chat.now_s
     link.cut(cut_s, silent=True)
     chat.read_until(lambda: chat.recording.text().splitlines()[-1] == ready)
