@@ -39,9 +39,7 @@ class DemoSettings(Struct, frozen=True, kw_only=True):
     window: Annotated[int, setting("γ, the number of draft tokens per round")] = 4
     temperature: Annotated[
         float,
-        setting(
-            "temperature of protocols dsd and coupled, and of the second run of stream", metavar="T"
-        ),
+        setting("temperature of protocol coupled, and of the second run of stream", metavar="T"),
     ] = 1.0
     seed: Annotated[int, setting("seed of the protocols that sample")] = 7
 
@@ -82,10 +80,10 @@ def _run(args: argparse.Namespace) -> int:
             screen.legend("drafted", "corrected", "bonus")
             # the target alone, at both temperatures: the reference for the other protocols
             plain = dict.fromkeys([(STREAM, 0.0), (STREAM, settings.temperature)])
-            sampled = [(name, settings.temperature) for name in ("dsd", "coupled")]
+            drafted = (("greedy", 0.0), ("ahead", 0.0), ("coupled", settings.temperature))
             generations = {
                 run: _generate(device, screen, settings, *run)
-                for run in (("greedy", 0.0), *sampled, *plain, (LOCAL, 0.0))
+                for run in (*drafted, *plain, (LOCAL, 0.0))
             }
     figures = _figures(generations)
     screen.notes.print(report(list(figures["protocols"].values())))
@@ -94,7 +92,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, figures)
     screen.notes.print(
-        f"next: {_this_command()} up    the same pair with a chat page and OpenAI's API",
+        f"next: {_this_command()} up    the same pair with a chat page and an API",
         markup=False,
         soft_wrap=True,
     )
