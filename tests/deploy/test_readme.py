@@ -120,7 +120,9 @@ def test_two_machines(clone: Path) -> None:
 
 def test_the_program(clone: Path) -> None:
     (program,) = blocks("python")
-    (clone.parent / "program.py").write_text(program)
-    printed = run(clone, f"cd {clone.parent} && pilotfish/.venv/bin/python program.py")
+    folder = clone.parent / "program"
+    folder.mkdir()
+    (folder / "fish.py").write_text(program)
+    printed = run(clone, f"cd {folder} && {clone}/.venv/bin/python fish.py")
     assert '"fish"' in printed, printed
     assert "Traceback" not in printed
