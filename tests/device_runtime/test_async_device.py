@@ -16,6 +16,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from pilotfish import (
+    AsyncAnswerStream,
     AsyncDevice,
     Device,
     DeviceClosedError,
@@ -155,9 +156,11 @@ def test_a_cancelled_task_frees_its_lane_within_a_round(
 ) -> None:
     """The rounds are counted, not timed."""
     rounds: list[Round] = []
+    streams: list[AsyncAnswerStream] = []  # so that none ends because it is deleted
 
     async def read(opened: AsyncDevice) -> None:
-        async for _ in opened.stream("hi", **LONG):
+        streams.append(opened.stream("hi", **LONG))
+        async for _ in streams[-1]:
             if way == "between pieces":
                 await asyncio.sleep(100)
 
@@ -421,7 +424,7 @@ def test_the_loop_never_waits(long_pair: Pair, endless_edge: EdgeServer) -> None
             long_pair.draft, endless_edge.endpoint, threads=1, lanes=2
         ) as opened:
             with pytest.raises(PromptTooLongError):
-                await opened.generate("x" * 2_000_000, **HOW)
+                await opened.generate("x" * 16_000_000, **HOW)
             await opened.generate("x" * 1_800, **{**HOW, "max_tokens": 2})
             await asyncio.gather(*(opened.generate("x", **HOW) for _ in range(8)))
             async for _ in opened.stream("x", **{**HOW, "max_tokens": 200}):
@@ -436,7 +439,7 @@ def test_the_loop_never_waits(long_pair: Pair, endless_edge: EdgeServer) -> None
         ticks: list[float] = []
         in_thread: list[float] = []
         over = threading.Event()
-        thread = threading.Thread(target=tick_beside, args=(in_thread, over))
+        thread = threading.Thread(target=tick_beside, args=(in_thread, over), daemon=True)
         thread.start()
         ticking = asyncio.ensure_future(tick(ticks))
         await work()
