@@ -12,7 +12,11 @@ from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.service import chat_page as page
 from pilotfish.device_runtime.service.access import Client
 from pilotfish.device_runtime.service.answers import Body, CompletionFormat
-from pilotfish.device_runtime.service.completion import Completion, bounded_body, json_response
+from pilotfish.device_runtime.service.completion import (
+    Completion,
+    bounded_body,
+    json_response,
+)
 from pilotfish.device_runtime.service.device_service import DeviceService
 from pilotfish.device_runtime.service.field_check import IgnoredFields
 from pilotfish.device_runtime.service.messages import (
