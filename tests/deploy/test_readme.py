@@ -43,13 +43,13 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def environment(clone: Path) -> dict[str, str]:
     """That of a user of this clone, who has a home of its own."""
-    kept = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if name not in ("PYTHONPATH", "VENV", "VIRTUAL_ENV", "PILOTFISH_KEYS")
     }
-    path = f"{clone}/.venv/bin:{kept['PATH']}"
-    return kept | {"PATH": path, "XDG_CONFIG_HOME": str(clone.parent / "config")}
+    path = f"{clone}/.venv/bin:{variables['PATH']}"
+    return variables | {"PATH": path, "XDG_CONFIG_HOME": str(clone.parent / "config")}
 
 
 def run(clone: Path, command: str) -> str:
