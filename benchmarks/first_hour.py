@@ -4,11 +4,11 @@
 
 Each way begins on machines that are booted from a fresh minimal Debian or Ubuntu of this machine's
 release with Python, venv, make, git and curl, and nothing of Pilotfish. The commands are typed as
-the documents say. The way `two` has two machines, which are two systems with one network, this
-machine's; it installs the wheel of this checkout. The machines download packages and the default
-model from where this machine's pip does: pip's configuration is passed on, and ``--bind`` makes
-folders of this machine (wheels, certificates) readable there. Needs root, debootstrap and
-systemd-nspawn.
+the documents say; the last step, a question, is the curl line that a command printed. The way `two`
+has two machines, which are two systems with one network, this machine's; it installs the wheel of
+this checkout. The machines download packages and the default model from where this machine's pip
+does: pip's configuration is passed on, and ``--bind`` makes folders of this machine (wheels,
+certificates) readable there. Needs root, debootstrap and systemd-nspawn.
 """
 
 import os
@@ -33,7 +33,7 @@ REPOSITORY = "/srv/pilotfish"
 INSTALLED = "v/bin/pip install -q './{wheel}[cpu,export,serve]'"
 WAYS = ("demo", "up", "two")
 PATIENCE_S = 1200.0
-COLUMNS = ("way", "commands", "install", "until ready", "first answer", "all")
+COLUMNS = ("way", "commands", "install", "until ready", "first answer")
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Way:
     def row(self) -> dict[str, object]:
         """Return the row of the table; times are minutes since the first command."""
         minutes = {what: round(s / 60, 2) for what, s in self.seconds.items()}
-        return {"way": self.name, "commands": len(self.commands), **minutes, "all": self.commands}
+        return {"way": self.name, "commands": len(self.commands), **minutes, "typed": self.commands}
 
 
 class Output:
@@ -113,7 +113,8 @@ def main() -> int:
         for row in rows
         if row["way"] == "two"
     ]
-    return conclude(args, "from empty machines, minutes", COLUMNS, rows, goals)
+    title = "from empty machines, minutes since the first command"
+    return conclude(args, title, COLUMNS, rows, goals)
 
 
 class House:
