@@ -106,7 +106,9 @@ def test_documented_lines_run(page: str, callers: Pair, capsys: Any) -> None:
     blocks = [block for block in lines_of(page) if "from pilotfish" in block]  # or other libraries
     with EdgeServer(callers.target, threads=1) as edge:
         for block in blocks:
-            lines = block.replace('"tcp://edge.example:7077"', repr(edge.endpoint))
+            lines = block.replace('fetch_model("default", "drafter")', repr(str(callers.draft)))
+            lines = lines.replace('EdgeServer("default")', f"EdgeServer({str(callers.target)!r})")
+            lines = lines.replace('"tcp://edge.example:7077"', repr(edge.endpoint))
             lines = lines.replace('"drafter"', repr(str(callers.draft)))
             exec(lines.replace('"keys"', "None"), {})
     assert blocks
