@@ -85,6 +85,8 @@ def _run(args: argparse.Namespace) -> int:
     request, config = generation_of(args), from_args(args, DeviceConfig)
     if config.edge is not None and args.target != Path(DEFAULT):
         raise UnsupportedError("--target is for an edge on this machine: leave it out with --edge.")
+    if config.edge is None and config.keys is not None:
+        raise UnsupportedError("--keys is for another machine's edge: name it with --edge, too.")
     screen, lines = AnswerScreen(), LineReader("> ", _HISTORY)
     with ExitStack() as stack:
         if config.edge is None and request.protocol != LOCAL:

@@ -80,7 +80,7 @@ def _run(args: argparse.Namespace) -> int:
             screen.legend("drafted", "corrected", "bonus")
             # the target alone, at both temperatures: the reference for the other protocols
             plain = dict.fromkeys([(STREAM, 0.0), (STREAM, settings.temperature)])
-            drafted = (("greedy", 0.0), ("ahead", 0.0), ("coupled", settings.temperature))
+            drafted = (("greedy", 0.0), ("coupled", settings.temperature))
             generations = {
                 run: _generate(device, screen, settings, *run)
                 for run in (*drafted, *plain, (LOCAL, 0.0))

@@ -75,7 +75,8 @@ folder. Later starts need no line.
 """
 _UP_EXAMPLE = """\
 example:
-  pilotfish device up pf1_…      the line from the edge; other users see it in `ps` until it is used
+  pilotfish device up pf1_…      the line from the edge; `ps` shows it to other users, to whom it is
+                                 worthless once it is used
   pilotfish device up -          reads the line from stdin, so that it is not in `ps` and history
   pilotfish device up            starts again
 """
@@ -259,7 +260,7 @@ def _serve(
     from pilotfish.device_runtime.service.serve import serve
 
     def config_of(args: argparse.Namespace) -> ServiceConfig:
-        args.edge = edge_of(args)
+        args = argparse.Namespace(**{**vars(args), "edge": edge_of(args)})
         return from_args(args, ServiceConfig, request=_defaults_of(args))
 
     named = config_of(args)

@@ -12,13 +12,20 @@ from typing import Annotated
 
 from msgspec import Struct
 
-from pilotfish.base.errors import EdgeUnreachableError, UnsupportedError
+from pilotfish.base.errors import (
+    EdgeUnreachableError,
+    InvitationError,
+    KeysError,
+    UnsupportedError,
+)
+from pilotfish.base.reading import reading_file
 from pilotfish.base.settings import setting
 from pilotfish.cli.streams import complain
 from pilotfish.device_runtime.enrolment import enrol
 from pilotfish.wire.address import outgoing_address, require_address, split_listening
 from pilotfish.wire.invitation import MOST_TEXT, parse_line
 from pilotfish.wire.inviter import Inviter
+from pilotfish.wire.keys import expect_free_name
 from pilotfish.wire.transport import is_loopback
 
 
@@ -50,16 +57,24 @@ def invite(folder: Path, settings: InvitationSettings, edge_within_s: float) -> 
 
     folder: the key folder of a running edge, which has ``edge_within_s`` seconds to admit the
     one-time key. Raises `EdgeUnreachableError` if no edge does, `InvitationError` if no device uses
-    the line.
+    the line, `KeysError` if the folder is missing or has a device of this name already.
     """
+    if not folder.is_dir():
+        raise KeysError(
+            f"{folder} is missing: start an edge with `pilotfish edge up`, or name its key folder "
+            "with --keys."
+        )
+    if settings.device_name is not None:
+        expect_free_name(folder, settings.device_name)
     with Inviter(
         folder, valid_s=settings.valid_s, name=settings.device_name, problem=complain
     ) as inviter:
         edge = inviter.await_edge(edge_within_s)
         if edge is None:
             raise EdgeUnreachableError(
-                f"No running edge uses the keys in {folder}: start it with `pilotfish edge up` or "
-                "as a service, or name its folder with --keys."
+                f"No edge that uses the keys in {folder} answers: start it with `pilotfish edge "
+                "up` or as a service; if it still loads its target, wait until it serves; or name "
+                "its folder with --keys."
             )
         invitation = inviter.invitation(device_address(edge.endpoint, settings.address))
         _describe(invitation.address, settings.valid_s)
@@ -83,7 +98,10 @@ def accept(words: Sequence[str], folder: Path, name: str | None) -> str:
     words: the line; ``-``: read it from stdin. folder: the device's key folder. name: the device's
     name at the edge; None: its host name. Raises the errors of `parse_line` and `enrol`.
     """
-    text = sys.stdin.read(MOST_TEXT) if list(words) == ["-"] else " ".join(words)
+    text = " ".join(words)
+    if list(words) == ["-"]:
+        with reading_file(lambda problem: InvitationError(f"stdin cannot be read: {problem}.")):
+            text = sys.stdin.readline(MOST_TEXT)  # not to the end: `edge up` keeps the pipe open
     enrolment = enrol(parse_line(text), folder, name)
     as_name = f"as {enrolment.name}" if enrolment.name else "already"
     _say(f"this device is enrolled {as_name} at {enrolment.address}")
@@ -98,7 +116,7 @@ def device_address(endpoint: str, wish: str | None) -> str:
     host, port = split_listening(endpoint)
     if wish is not None:
         wish = wish.removeprefix("tcp://")
-        has_port = wish.rpartition(":")[2].isdecimal() and not wish.endswith("]")
+        has_port = wish.rpartition(":")[2].isdecimal()
         # a bare IPv6 address has many colons, and no port
         if wish.count(":") > 1 and "[" not in wish:
             wish, has_port = f"[{wish}]", False
@@ -107,11 +125,12 @@ def device_address(endpoint: str, wish: str | None) -> str:
         return address
     if port is None or host not in ("*", "0.0.0.0", "[::]"):
         return endpoint
-    outgoing = outgoing_address()
+    outgoing = outgoing_address(ipv6=host == "[::]")
     if outgoing is None:
         raise UnsupportedError(
-            "This machine has no default route, so its address is not known: name the address at "
-            "which devices reach it with --address."
+            f"This machine has no default route to which an edge on {endpoint} listens, so its "
+            "address is not known: name the address at which devices reach it with --address, or "
+            "listen on IPv6, too (--listen 'tcp://[::]:7077')."
         )
     return f"tcp://{outgoing}:{port}"
 

@@ -94,7 +94,8 @@ def prediction_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prediction", type=Path, metavar="FILE",
         help="a text that the answer will mostly repeat, such as a file to be edited: drafts are "
-        "taken from it; a wrong prediction changes nothing",
+        "taken from it; a wrong one costs a little time, and changes no text under ahead, greedy "
+        "and coupled",
     )  # fmt: skip
 
 

@@ -53,12 +53,14 @@ def split_listening(endpoint: str) -> tuple[str, int | None]:
     return (host, int(port)) if endpoint.startswith("tcp://") else (endpoint, None)
 
 
-def outgoing_address() -> str | None:
+def outgoing_address(*, ipv6: bool) -> str | None:
     """Return this machine's address towards its default route; None without a route.
 
-    An IPv6 address is in brackets. No packet is sent.
+    An IPv6 address, which only counts if ``ipv6``, is in brackets. No packet is sent.
     """
     for family, somewhere in _SOMEWHERE:
+        if family == socket.AF_INET6 and not ipv6:
+            continue
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((somewhere, 9))
             address = str(probe.getsockname()[0])

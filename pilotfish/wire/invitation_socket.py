@@ -9,7 +9,8 @@ The edge faces the network, and under systemd it may not write its own allow-lis
     inviter → edge    `Answer`: for each relayed message, in the same order
 
 Each message is one packet of a Unix socket in the folder ``invitations`` of the key folder. Whoever
-may write there may also write the allow-list. If either end dies, the invitation has ended.
+may write there may also write the allow-list. If the inviter dies, the invitation has ended; if the
+edge dies, nobody can use the invitation until an edge has connected again.
 """
 
 import os
@@ -114,8 +115,7 @@ def listen(directory: Path, name: str) -> tuple[socket.socket, Path]:
         shared = os.geteuid() == 0 and group != 0
         folder.mkdir(mode=0o700, exist_ok=True)
         if shared:
-            os.chown(folder, -1, group)
-            folder.chmod(0o750)
+            _share(folder, group)
         _remove_dead(folder)
         with _short(folder) as short:
             listening.bind(str(short / early.name))
@@ -130,6 +130,16 @@ def listen(directory: Path, name: str) -> tuple[socket.socket, Path]:
             early.unlink(missing_ok=True)
         raise KeysError(f"{path} cannot be made: {error.strerror}.") from error
     return listening, path
+
+
+def _share(folder: Path, group: int) -> None:
+    """Let a group enter a folder; raises `OSError` for a symbolic link, which users could place."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        os.fchown(descriptor, -1, group)
+        os.fchmod(descriptor, 0o750)
+    finally:
+        os.close(descriptor)
 
 
 def connect(path: Path) -> socket.socket:
@@ -166,7 +176,7 @@ def _remove_dead(folder: Path) -> None:
 @contextmanager
 def _short(folder: Path) -> Iterator[Path]:
     """Yield a short path of a folder: a Unix socket's path has at most 107 bytes."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         yield Path(f"/proc/self/fd/{descriptor}")
     finally:

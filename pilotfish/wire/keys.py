@@ -255,6 +255,16 @@ def enrol(directory: Path, key: bytes, name: str, *, exact: bool = False) -> str
     return free
 
 
+def expect_free_name(directory: Path, name: str) -> None:
+    """Raise `KeysError` unless a device of this name can be added to the allow-list."""
+    if name != valid_name(name):
+        raise KeysError(
+            f"{one_line(name)} cannot be a device's name: {valid_name(name)} could be one."
+        )
+    if (directory / "allowed" / f"{name}.pub").exists():
+        raise KeysError(f"{directory}/allowed has a device {name} already: choose another name.")
+
+
 def valid_name(name: str) -> str:
     """Return the valid name of a key that is most like this text, such as a host name."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")

@@ -124,8 +124,9 @@ class Request(CheckedOptions, frozen=True, kw_only=True):
     logprobs: return the log-probabilities of each token and of this number of likeliest tokens.
     prompt_logprobs: the same for the prompt's tokens, from unprocessed logits. prediction: text, or
     ids of the target, that the answer is expected to resemble: drafts are taken from it, and a
-    wrong one changes no token of the answer. A lossy protocol may accept drafts of it that the
-    target would not choose.
+    wrong one changes no token under `ahead`, `greedy` and `coupled`, and no probability under the
+    other lossless protocols. A lossy protocol may accept drafts of it that the target would not
+    choose.
     """
 
     protocol: (

@@ -243,8 +243,8 @@ def test_the_demos_drafter_is_accepted_nearly_always(tmp_path: Path, count: int)
         command("demo", "--max-tokens", count, "--json", info), check=True, capture_output=True
     )
     rows = json.loads(info.read_text())["protocols"]
-    assert list(rows) == ["greedy", "dsd", "coupled", "stream", "stream, T=1", "local"]
-    drafting = [rows.pop(name) for name in ("greedy", "dsd", "coupled")]
+    assert list(rows) == ["greedy", "coupled", "stream", "stream, T=1", "local"]
+    drafting = [rows.pop(name) for name in ("greedy", "coupled")]
     assert min(row["acceptance"] for row in drafting) > 0.85  # rounded once more: 0.6 to 0.75
     assert min(row["tokens_per_round"] for row in drafting) > (3.5 if count > 12 else 3.0)
     assert all(row["speedup"] > 0 for row in drafting)

@@ -176,7 +176,7 @@ def test_every_answer_starts_cold(pair, edge, out, prompts, monkeypatch):
         (["--prompts", "/nowhere/prompts"], 64, "cannot be read"),
         (["--keys", "/nowhere"], 77, "nowhere"),
         (["--out", "/nowhere/run"], 74, "nowhere"),
-        (["--draft", "/nowhere"], 66, "not an artifact"),
+        (["--draft", "/nowhere"], 66, "does not exist as a file or folder"),
     ],
 )
 def test_what_cannot_be_measured_is_said_in_a_line(pair, edge, out, capsys, options, code, words):
