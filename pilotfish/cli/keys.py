@@ -32,8 +32,8 @@ def add_to(commands: Commands) -> None:
     parser = commands.add_parser(
         "keys",
         help="make and list keys; invite, allow and deny devices",
-        description="CURVE keys. The short way is `keys invite` on the edge and `device up LINE` on "
-        "the device. By hand: the edge needs edge.key and the public keys of its devices in "
+        description="CURVE keys. The short way is `keys invite` on the edge and `device up LINE` "
+        "on the device. By hand: the edge needs edge.key and the public keys of its devices in "
         "allowed/; a device needs device.key and the edge's edge.pub. A key pair in OpenSSH's "
         "format signs bundles: signer.key and signers/signer.pub.",
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -223,17 +222,21 @@ def test_both_commands(pair: Pair, tmp_path: Path) -> None:
 
 
 def start_with(text: str, *arguments: object) -> subprocess.Popen[str]:
-    """Start a command that reads this text from stdin; stdout has all that it prints."""
-    with tempfile.TemporaryFile("w+") as stdin:
-        stdin.write(text)
-        stdin.seek(0)
-        return subprocess.Popen(
-            command(*arguments),
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+    """Start a command with this line in its stdin, a pipe that stays open, as `edge up`'s does.
+
+    Its stdout has all that it prints.
+    """
+    process = subprocess.Popen(
+        command(*arguments),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(f"{text.strip()}\n")
+    process.stdin.flush()
+    return process
 
 
 def test_an_invitation_without_an_edge_says_so(
@@ -247,5 +250,30 @@ def test_an_invitation_without_an_edge_says_so(
     began_s = time.monotonic()
     assert main(["keys", "invite", "--keys", str(tmp_path)]) == EdgeUnreachableError.exit_code
     assert time.monotonic() - began_s < 5.0
-    assert "No running edge" in capsys.readouterr().err
+    assert "No edge that uses the keys in" in capsys.readouterr().err
     assert not (tmp_path / ADDRESS_FILE).exists()
+
+
+@pytest.mark.parametrize("name", ["my board", "board"])
+def test_a_name_that_cannot_be_given_is_refused_before_a_line_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    from pilotfish.cli import main
+
+    keys.create(tmp_path, keys.EDGE)
+    keys.allow(tmp_path, keys.create(tmp_path / "board", keys.DEVICE), "board")
+    words = ["keys", "invite", "--keys", str(tmp_path), "--device-name", name]
+    assert main(words) == keys.KeysError.exit_code
+    printed = capsys.readouterr()
+    assert name in printed.err
+    assert not printed.out
+
+
+def test_a_link_in_place_of_the_sockets_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o711)
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "invitations").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(keys.KeysError, match="cannot be made"):
+        Inviter(tmp_path / "keys", valid_s=1.0)
+    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o711
+    assert not list((tmp_path / "elsewhere").iterdir())
