@@ -1,6 +1,7 @@
 """The ``pilotfish`` command: parse arguments, run a subcommand, print typed errors as one line."""
 
 import argparse
+import errno
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -8,6 +9,7 @@ from importlib import import_module
 from pilotfish.base.errors import BusyError, PilotfishError
 from pilotfish.base.prose import one_line
 from pilotfish.base.shortage import shortage
+from pilotfish.base.terminal import Terminal
 from pilotfish.base.version import SOFTWARE
 from pilotfish.cli import logs
 from pilotfish.cli.options import choices_of
@@ -21,6 +23,7 @@ _COMMANDS = (
 )
 _PACKAGES = ("field", "judge")  # commands that are packages, with a module for each action
 _IO_ERROR = 74
+_HUNG_UP = 129
 _INTERRUPTED = 130
 
 _EXAMPLES = """\
@@ -29,12 +32,9 @@ first steps, with nothing to prepare:
   pilotfish chat                              a chat in this terminal
   pilotfish demo                              several protocols, compared in a table
 
-two ends, on one machine or two:
-  pilotfish export model default --out drafter --precision int4
-  pilotfish export model default --out target
-  pilotfish keys new edge; pilotfish keys new device; pilotfish keys allow device
-  pilotfish edge serve --target target --keys
-  pilotfish device run --draft drafter --edge tcp://127.0.0.1:7077 --keys "Why is the sky blue?"
+two machines:
+  pilotfish edge up                           on the server: prints a line for the device
+  pilotfish device up LINE                    on the device: that line
 
 exit codes: 0 done; 2 wrong usage; 64-78 as in sysexits.h (69 no edge, 75 edge full, 77 no access);
 130 interrupted.
@@ -69,6 +69,7 @@ def named_in(names: Sequence[str], arguments: Sequence[str]) -> Sequence[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     repair()
+    terminal = Terminal()
     try:
         code = _run(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
@@ -89,14 +90,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         abandon_unread()
         return 0
     except (OSError, MemoryError, RuntimeError) as error:
-        return _failed(error)
+        return _failed(error, terminal)
 
 
-def _failed(error: OSError | MemoryError | RuntimeError) -> int:
+def _failed(error: OSError | MemoryError | RuntimeError, terminal: Terminal) -> int:
     """Report a failed file operation, or that memory or threads ran out; return the exit code.
 
-    Raises any other error again.
+    terminal: that of the command; its end is no failure. Raises any other error again.
     """
+    if isinstance(error, OSError) and error.errno == errno.EIO and terminal.closed:
+        abandon_unread()
+        return _HUNG_UP  # as SIGHUP, which comes a moment later
     short = shortage(error)
     lacking = "" if short is None else f"this machine has no {short} left for this command:  "
     if isinstance(error, OSError):

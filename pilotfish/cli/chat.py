@@ -116,26 +116,41 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _converse(chat: "Chat", lines: LineReader, screen: AnswerScreen) -> None:
-    """Answer line by line until the input ends. From a pipe, the first error ends the command."""
-    while True:
+    """Answer line by line until the input ends. At a terminal, Ctrl-C ends no more than a line."""
+    running = True
+    while running:
         try:
-            line = lines.read()
+            running = _take_line(chat, lines)
+        except SecondInterrupt:
+            raise
         except KeyboardInterrupt:
             if not lines.interactive:
                 raise
             screen.end()
             screen.note("Ctrl-D ends the chat")
-            continue
-        if line is None:
-            break
-        try:
-            chat.take(line.strip(), interruptible=lines.interactive)
-        except (PilotfishError, EngineError) as error:
-            if not lines.interactive:
-                raise
-            complain(one_line(str(error)))
     if lines.interactive:
         screen.end()  # the shell's prompt begins a line
+
+
+def _take_line(chat: "Chat", lines: LineReader) -> bool:
+    """Answer the next line; return whether there was one.
+
+    An error is shown at a terminal; from a pipe, it ends the command.
+    """
+    line = lines.read()
+    if line is None:
+        return False
+    try:
+        chat.take(line.strip(), interruptible=lines.interactive)
+    except (PilotfishError, EngineError) as error:
+        if not lines.interactive:
+            raise
+        complain(one_line(str(error)))
+    return True
+
+
+class SecondInterrupt(KeyboardInterrupt):
+    """Ctrl-C was pressed again while an interrupted answer had not ended: the command ends."""
 
 
 class Chat:
@@ -215,8 +230,11 @@ class Chat:
 def _interrupting(device: Device) -> Iterator[None]:
     """Let Ctrl-C interrupt the device's answer during the block; a second one ends the command."""
 
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SecondInterrupt
+
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, end)
         # in another thread, since this one may hold the lock that the device's token needs
         threading.Thread(target=device.interrupt).start()
 

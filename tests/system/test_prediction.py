@@ -203,7 +203,8 @@ def ask(service: Serving, route: str, **fields: Any) -> dict[str, Any]:
 def test_http_takes_it_and_counts_its_tokens(service: Serving, parts: bool) -> None:
     messages = [{"role": "user", "content": "abc"}]
     plain = ask(service, "chat/completions", messages=messages)
-    assert "completion_tokens_details" not in plain["usage"]
+    none = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert plain["usage"]["completion_tokens_details"] == none
     text = plain["choices"][0]["message"]["content"]
     halves = [{"type": "text", "text": text[:5]}, {"type": "text", "text": text[5:] + "zq"}]
     prediction = {"type": "content", "content": halves if parts else text + "zq"}
