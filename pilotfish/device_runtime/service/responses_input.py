@@ -58,7 +58,7 @@ class InputItem(RequestFields):
             "summary",
         )
     )
-    held: ClassVar[Mapping[str, Any]] = {
+    object_types: ClassVar[Mapping[str, Any]] = {
         "content": list[_TextPart],
         "output": list[_TextPart],
     }
