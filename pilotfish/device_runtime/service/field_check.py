@@ -20,6 +20,7 @@ from pilotfish.device_runtime.service.refusal import RefusalError
 
 Values: TypeAlias = Mapping[str, tuple[object, ...]]  # field → values without effect
 
+IGNORED_HEADER = "x-pilotfish-ignored"  # header of an answer: the request's unknown fields
 _MOST_KEYS = 100_000  # limit of a request's keys, without those within values that are not read
 _MOST_NAMES = 24  # limit of the unknown fields that are named
 _NAME_CHARACTERS = 80
