@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 import stat
@@ -25,9 +26,12 @@ from typing import NamedTuple
 
 from pilotfish.base.errors import KeysError, ListenError
 from pilotfish.base.reading import without_bom
+from pilotfish.device_runtime.service.field_check import IGNORED_HEADER
 from pilotfish.device_runtime.service.refusal import RefusalError
 from pilotfish.drafting.lookup import Owner
 from pilotfish.wire.transport import is_loopback
+
+_log = logging.getLogger("pilotfish.service")
 
 _FILE_BYTES = 256 * 1024
 _KEY = re.compile(r"[\x21-\x7e]{16,512}")
@@ -179,6 +183,11 @@ class Access:
         self.keys = keys
         self.origins = checked_origins(origins)
 
+    @property
+    def is_open_to_pages(self) -> bool:
+        """Whether every page in this machine's browsers may use the service."""
+        return self.keys is None and ANY_ORIGIN in self.origins
+
     def allows(self, origin: str) -> bool:
         """Whether a foreign page of this origin may use the service."""
         return ANY_ORIGIN in self.origins or origin.lower() in self.origins
@@ -190,7 +199,7 @@ class Access:
             return {}
         return {
             "access-control-allow-origin": origin,
-            "access-control-expose-headers": "retry-after, x-pilotfish-ignored",
+            "access-control-expose-headers": f"retry-after, {IGNORED_HEADER}",
             "vary": "origin",
         }
 
@@ -228,6 +237,16 @@ class Access:
             return
         if not self.allows(origin):
             raise _foreign("Origin", origin)
+
+
+def warn_of_pages(access: Access) -> None:
+    """Log a warning if every page may use the service."""
+    if access.is_open_to_pages:
+        _log.warning(
+            "without API keys and with --allow-origin %s every page in this machine's browsers can "
+            "use the service",
+            ANY_ORIGIN,
+        )
 
 
 def checked_origins(origins: Sequence[str]) -> frozenset[str]:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any
 
 import msgspec
 
@@ -25,21 +24,19 @@ from pilotfish.device_runtime.service.openai_logprobs import (
     prompt_logprobs,
     text_logprobs,
 )
-from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.refusal import Body, RefusalError
 from pilotfish.device_runtime.service.timings import timings
 from pilotfish.engines.chat_formats.reader import Turn, TurnPart
 from pilotfish.engines.tokenizer import Tokenizer
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 
-Body = dict[str, Any]
-
 
 class CompletionFormat:
     """The format of one answer on its route, chat or text.
 
-    made: number of answers to each prompt. echo: returns the text of the prompt with this index,
-    with which its choices then begin; None: no echo. marked: indices of the prompts that consist of
-    ids, so that their texts include control tokens. words: tokenizer for the answer's
+    choices: number of answers to each prompt. echo: returns the text of the prompt with this index,
+    with which its choices then begin; None: no echo. id_prompts: indices of the prompts that
+    consist of ids, so that their texts include control tokens. words: tokenizer for the answer's
     log-probabilities; None: the answer has none. usage: a stream ends with the usage. best: number
     of each prompt's answers in a body, the answers with the highest mean log-probability; 0: all.
     scores: leave out the answers' tokens. prompt_words: tokenizer for the prompt's
@@ -53,9 +50,9 @@ class CompletionFormat:
         *,
         chat: bool,
         model: str,
-        made: int = 1,
+        choices: int = 1,
         echo: Callable[[int], str] | None = None,
-        marked: Collection[int] = (),
+        id_prompts: Collection[int] = (),
         words: Tokenizer | None = None,
         usage: bool = False,
         best: int = 0,
@@ -66,9 +63,9 @@ class CompletionFormat:
         self._id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
         self._model = model
         self._created = int(time.time())
-        self._made = made
+        self._choices = choices
         self._echo = echo
-        self._marked = marked
+        self._id_prompts = id_prompts
         self._words = words
         self._sends_usage = usage
         self._best = best
@@ -84,7 +81,7 @@ class CompletionFormat:
         """Return the body of an unstreamed answer; its usage counts all generations."""
         generations = [self._sent(generation) for generation in generations]
         by_prompt = [
-            generations[at : at + self._made] for at in range(0, len(generations), self._made)
+            generations[at : at + self._choices] for at in range(0, len(generations), self._choices)
         ]
         returned = [
             (prompt, generation)
@@ -101,7 +98,7 @@ class CompletionFormat:
         return {
             **self._head("chat.completion"),
             "choices": choices,
-            "usage": usage(generations, self._made),
+            "usage": usage(generations, self._choices),
             "timings": timings(generations),
             "pilotfish": summaries[0] if len(summaries) == 1 else None,
         }
@@ -141,7 +138,7 @@ class CompletionFormat:
         before = generation.prompt_logprobs
         if not before:
             return logprobs
-        offsets = TextOffsets(self._words, special=prompt in self._marked)
+        offsets = TextOffsets(self._words, special=prompt in self._id_prompts)
         prompt_part = text_logprobs(generation.prompt_ids, before, self._words, offsets)
         return {name: prompt_part[name] + logprobs[name] for name in logprobs}
 
@@ -166,7 +163,7 @@ class CompletionFormat:
         if self._begun:
             return []
         self._begun = True
-        prompt = len(self._ended) // self._made
+        prompt = len(self._ended) // self._choices
         self._offsets = self._answer_offsets(prompt)
         if self._chat:
             return [self._chunk({"role": "assistant", "content": ""})]
@@ -213,7 +210,7 @@ class CompletionFormat:
         return {
             **self._head("chat.completion.chunk"),
             "choices": [],
-            "usage": usage(self._ended, self._made),
+            "usage": usage(self._ended, self._choices),
             "timings": timings(self._ended),
             "pilotfish": summary(self._ended[-1]),
         }
@@ -293,13 +290,13 @@ def most_likely(answers: Sequence[Generation], most: int) -> list[Generation]:
     return sorted(answers, key=by_token, reverse=True)[:most]
 
 
-def usage(generations: Sequence[Generation], made: int = 1) -> Body:
+def usage(generations: Sequence[Generation], choices: int = 1) -> Body:
     """Count the tokens of all prompts and answers, end tokens included.
 
-    made: number of answers to each prompt; a prompt counts once. Of a request's prediction, the
+    choices: number of answers to each prompt; a prompt counts once. Of a request's prediction, the
     tokens that the answers repeat are counted as accepted, all others as rejected.
     """
-    prompts = generations[::made]
+    prompts = generations[::choices]
     prompt = sum(generation.prompt_tokens for generation in prompts)
     predicted = sum(generation.predicted_tokens for generation in generations)
     accepted = sum(generation.accepted_prediction_tokens for generation in generations)

@@ -74,14 +74,14 @@ class AccessControl:
         began_s = time.monotonic()
         status = 500
 
-        async def noted(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._admitted(scope, receive, noted)
+            await self._admitted(scope, receive, send_and_note)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._service.metrics.add_request(route, status, time.monotonic() - began_s)

@@ -42,7 +42,7 @@ from pilotfish.device_runtime.service.field_check import (
     check_fields,
     check_names,
 )
-from pilotfish.device_runtime.service.neutral_values import INERT, INPUT, OUTPUT, SAMPLING, WISHES
+from pilotfish.device_runtime.service.neutral_values import HINTS, INERT, INPUT, OUTPUT, SAMPLING
 from pilotfish.device_runtime.service.prompts import bad_value
 from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
 from pilotfish.speculation.logits_options import Grammar
@@ -101,7 +101,7 @@ class StreamOptions(RequestFields):
 
     inert: ClassVar[frozenset[str]] = frozenset(("include_obfuscation",))
 
-    wishes: ClassVar[Values] = {"continuous_usage_stats": (None, False)}  # vLLM's
+    unsupported_hints: ClassVar[Values] = {"continuous_usage_stats": (None, False)}  # vLLM's
 
     include_usage: bool | None = None
 
@@ -114,7 +114,7 @@ class BodyFields(RequestFields, kw_only=True):
 
     inert: ClassVar[frozenset[str]] = INERT
     neutral: ClassVar[Values] = {**SAMPLING, **INPUT, **OUTPUT}
-    wishes: ClassVar[Values] = WISHES
+    unsupported_hints: ClassVar[Values] = HINTS
 
     model: str | None = None
     structured_outputs: StructuredOutputs | None = None

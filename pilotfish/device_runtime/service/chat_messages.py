@@ -37,19 +37,25 @@ class Conversation:
         self._messages = [*before]
         self._called = {call["id"] for message in before for call in message.get("tool_calls", ())}
         self.turn: Turn | None = None
+        self._calls: list[ToolCall] = []  # of the turn, which gets them when it ends
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the assistant's turn has calls."""
+        return bool(self._calls)
 
     def end_turn(self) -> list[Message]:
         """End the assistant's turn, if there is one; return the messages."""
         if self.turn is not None:
-            self._messages.append(_message_of(self.turn))
-            self.turn = None
+            self._messages.append(_message_of(self.turn._replace(calls=tuple(self._calls))))
+            self.turn, self._calls = None, []
         return self._messages
 
     def add_call(self, call: ToolCall) -> None:
         """Add a call to the assistant's turn."""
         self._called.add(call.id)
-        turn = self.turn or NO_TURN
-        self.turn = turn._replace(calls=(*turn.calls, call))
+        self.turn = self.turn or NO_TURN
+        self._calls.append(call)
 
     def add_result(self, call_id: str, content: str, where: str) -> None:
         """Add the result of an earlier call. where: the path of the call's id, for errors."""

@@ -15,7 +15,7 @@ from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import ServiceConfig
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.service.access import Access
-from pilotfish.device_runtime.service.field_check import IgnoredFields
+from pilotfish.device_runtime.service.field_check import IGNORED_HEADER, IgnoredFields
 from pilotfish.device_runtime.service.lanes import Lanes
 from pilotfish.device_runtime.service.openai import CompletionRequest
 from pilotfish.device_runtime.service.prompts import prompts_for
@@ -37,7 +37,6 @@ _READERS = 2  # threads, each tokenising one prompt at a time
 _STARTED_S = 5.0  # time for all readers' threads to start
 _NOTED_FIELDS = 1024  # limit of ignored fields, of all clients, whose log lines are remembered
 _Result = TypeVar("_Result")
-IGNORED_HEADER = "x-pilotfish-ignored"  # the unknown fields of the request
 STUCK_S = 180.0  # a lane without a sign of life for this time counts as hanging
 
 

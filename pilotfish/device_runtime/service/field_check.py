@@ -20,6 +20,7 @@ from pilotfish.device_runtime.service.refusal import RefusalError
 
 Values: TypeAlias = Mapping[str, tuple[object, ...]]  # field → values without effect
 
+IGNORED_HEADER = "x-pilotfish-ignored"  # header of an answer: the request's unknown fields
 _MOST_KEYS = 100_000  # limit of a request's keys, without those within values that are not read
 _MOST_NAMES = 24  # limit of the unknown fields that are named
 _NAME_CHARACTERS = 80
@@ -31,15 +32,15 @@ class RequestFields(msgspec.Struct):
     """A type of an object in a request.
 
     inert: fields that have no effect, whatever their values. neutral: unsupported fields that would
-    change the answer, with their values without effect; any other value is refused. wishes:
-    unsupported fields whose other values are ignored as unknown fields are. held: fields that stay
-    undecoded at first → the type of their objects.
+    change the answer, with their values without effect; any other value is refused.
+    unsupported_hints: unsupported fields whose other values are ignored as unknown fields are.
+    object_types: fields that stay undecoded at first → the type of their objects.
     """
 
     inert: ClassVar[frozenset[str]] = frozenset()
     neutral: ClassVar[Values] = {}
-    wishes: ClassVar[Values] = {}
-    held: ClassVar[Mapping[str, Any]] = {}
+    unsupported_hints: ClassVar[Values] = {}
+    object_types: ClassVar[Mapping[str, Any]] = {}
 
 
 class _Key(str):
@@ -102,7 +103,9 @@ class _FieldCheck:
         values = self.level(data, kind, where)
         for name in _entered(kind):
             if name in values:
-                self._enter(values[name], getattr(fields, name), kind.held.get(name), where + name)
+                self._enter(
+                    values[name], getattr(fields, name), kind.object_types.get(name), where + name
+                )
 
     def level(
         self, data: "bytes | msgspec.Raw", kind: type[RequestFields], where: str
@@ -120,18 +123,19 @@ class _FieldCheck:
             return _UNKNOWN
 
         values = msgspec.json.decode(data, type=dict[_Key, msgspec.Raw], dec_hook=read_key)
-        for name in kind.neutral.keys() & values.keys():
-            if not _is_one_of(values[_Key(name)], kind.neutral[name]):
+        for name, value in values.items():  # in the body's order
+            if name in kind.neutral and not _is_one_of(value, kind.neutral[name]):
                 raise unsupported_field(where + name)
-        for name in kind.wishes.keys() & values.keys():
-            if not _is_one_of(values[_Key(name)], kind.wishes[name]):
+            if name in kind.unsupported_hints and not _is_one_of(
+                value, kind.unsupported_hints[name]
+            ):
                 self._ignored.add(where + name)
         return {str(name): value for name, value in values.items()}
 
-    def _enter(self, data: msgspec.Raw, value: object, held: Any, where: str) -> None:
-        if held is not None:
+    def _enter(self, data: msgspec.Raw, value: object, object_type: Any, where: str) -> None:
+        if object_type is not None:
             try:
-                value = msgspec.json.decode(data, type=held)
+                value = msgspec.json.decode(data, type=object_type)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 return  # a value of another form: the field's reader says more
         if isinstance(value, RequestFields):
@@ -147,7 +151,7 @@ def _known(kind: type[RequestFields]) -> frozenset[str]:
     """Return the names of all fields that a type knows."""
     config = kind.__struct_config__
     tag = () if config.tag_field is None else (config.tag_field,)
-    return frozenset((*_entered(kind), *kind.inert, *kind.neutral, *kind.wishes, *tag))
+    return frozenset((*_entered(kind), *kind.inert, *kind.neutral, *kind.unsupported_hints, *tag))
 
 
 @cache

@@ -4,9 +4,9 @@ In:  the bytes of a request. Out: a `MessageRequest` or a `Talk`, or a `RefusalE
 field at fault. Fields beyond Anthropic's: see `openai`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -20,18 +20,18 @@ from pilotfish.device_runtime.service.messages_input import (
     conversation_of,
 )
 from pilotfish.device_runtime.service.openai import MESSAGES, CompletionRequest, checked_request
-from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
+from pilotfish.device_runtime.service.refusal import Body, RefusalError, bad_request
 from pilotfish.device_runtime.service.tokens import prompt_ids
 from pilotfish.device_runtime.service.tools import (
     TOOL_NOTES,
     FunctionFields,
     ToolChoice,
+    ToolFields,
+    functions_of,
     read_tools,
 )
 from pilotfish.engines.chat_formats.tools import MOST_TOOLS, NONE, REQUIRED
 from pilotfish.wire.request import MaxTokens, Request, StopTexts
-
-Body = dict[str, Any]
 
 _ABSENT = msgspec.Raw()
 _CHOICES = {"any": REQUIRED, "none": NONE}
@@ -134,18 +134,17 @@ def message_request(
     format = fields.output_format
     if fields.output_config is not None and fields.output_config.format is not None:
         format = fields.output_config.format
+    functions = _functions_of(fields.tools or (), ignored)
     completion = checked_request(
         fields,
         chat=True,
-        prompts=[_talk_of(fields, ignored)],
+        prompts=[_talk_of(fields, functions.values())],
         most=fields.max_tokens,
         defaults=defaults,
         format=format,
         params={
             "": "output_config.format.schema",
-            **{
-                tool.name: f"tools[{at}].input_schema" for at, tool in enumerate(fields.tools or ())
-            },
+            **{function.name: f"tools[{at}].input_schema" for at, function in functions.items()},
         },
     )
     thinking = fields.thinking
@@ -158,7 +157,8 @@ def message_request(
 def count_request(body: bytes, ignored: IgnoredFields = STRICT) -> tuple[str | None, Talk]:
     """Read a ``POST /v1/messages/count_tokens``: (the model's name, the talk)."""
     fields = read_body(body, _PromptBody, ignored)
-    return fields.model, _talk_of(fields, ignored)
+    functions = _functions_of(fields.tools or (), ignored)
+    return fields.model, _talk_of(fields, functions.values())
 
 
 def count_response(device: Device, talk: Talk) -> Body:
@@ -166,7 +166,7 @@ def count_response(device: Device, talk: Talk) -> Body:
     return {"input_tokens": len(prompt_ids(device, talk, chat=True))}
 
 
-def _talk_of(fields: _PromptBody, ignored: IgnoredFields) -> Talk:
+def _talk_of(fields: _PromptBody, functions: Collection[FunctionFields]) -> Talk:
     if bytes(memoryview(fields.thread)[:4]) not in (b"", b"null"):
         raise RefusalError(
             400,
@@ -177,7 +177,6 @@ def _talk_of(fields: _PromptBody, ignored: IgnoredFields) -> Talk:
         )
     thinking = None if fields.thinking is None else fields.thinking.wanted
     messages = conversation_of(fields.system, fields.messages)
-    functions = _functions_of(fields.tools or (), ignored)
     choice = fields.tool_choice
     if choice is None:
         return Talk(messages, read_tools(functions), thinking)
@@ -186,17 +185,20 @@ def _talk_of(fields: _PromptBody, ignored: IgnoredFields) -> Talk:
     return Talk(messages, tools, thinking)
 
 
-def _functions_of(tools: Sequence[_Tool], ignored: IgnoredFields) -> list[FunctionFields]:
-    """Return the functions among the tools; tools of other types count as unknown."""
-    functions = []
-    for at, tool in enumerate(tools):
-        if tool.type not in (None, "custom"):
-            ignored.add(f"tools[{at}]")
-        elif not memoryview(tool.input_schema).nbytes:
+def _functions_of(tools: Sequence[_Tool], ignored: IgnoredFields) -> dict[int, FunctionFields]:
+    """Return the functions among the tools by index; Anthropic calls their type custom."""
+    functions = functions_of(
+        [
+            ToolFields(
+                "function" if tool.type in (None, "custom") else "",
+                FunctionFields(tool.name, tool.description, tool.input_schema, tool.strict),
+            )
+            for tool in tools
+        ],
+        ignored,
+    )
+    for at, function in functions.items():
+        if not memoryview(function.parameters).nbytes:
             where = f"tools[{at}].input_schema"
             raise bad_request(where, f"{where} is missing.")
-        else:
-            functions.append(
-                FunctionFields(tool.name, tool.description, tool.input_schema, tool.strict)
-            )
     return functions

@@ -10,7 +10,6 @@ import hashlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import msgspec
 
@@ -19,10 +18,8 @@ from pilotfish.device_runtime.service.answers import summary, thought_tokens
 from pilotfish.device_runtime.service.event_stream import named_event
 from pilotfish.device_runtime.service.messages import MessageRequest
 from pilotfish.device_runtime.service.output_items import Output, OutputItem
-from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.refusal import Body, RefusalError
 from pilotfish.engines.chat_formats.reader import TurnPart
-
-Body = dict[str, Any]
 
 _ERROR_TYPES = {
     401: "authentication_error",

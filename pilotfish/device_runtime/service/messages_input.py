@@ -5,7 +5,9 @@ them, or a `RefusalError` that names the field at fault. As at Anthropic, succes
 role are one message; its texts are joined by line breaks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import ClassVar, Final, Literal, TypeAlias
 
 import msgspec
@@ -117,7 +119,19 @@ def conversation_of(
         conversation.add_text("system", _text_of(system))
     for at, item in enumerate(items):
         conversation.add(item, f"messages[{at}]")
-    return conversation.end_turn()
+    return _merge_successive(conversation.end_turn())
+
+
+def _merge_successive(messages: Sequence[Message]) -> list[Message]:
+    """Merge successive messages of the user and of the system. A tool's results stay apart."""
+    merged: list[Message] = []
+    for role, group in groupby(messages, itemgetter("role")):
+        if role in ("user", "system"):
+            text = _joined(message["content"] for message in group)
+            merged.append({"role": role, "content": text})
+        else:
+            merged += group
+    return merged
 
 
 def _text_of(content: "str | Sequence[ResultBlock] | None") -> str:
@@ -127,7 +141,25 @@ def _text_of(content: "str | Sequence[ResultBlock] | None") -> str:
 
 
 class _Conversation(Conversation):
-    """A conversation to which messages of blocks are added."""
+    """A conversation to which messages of blocks are added.
+
+    The texts and thoughts of the assistant's turn are joined when it ends: a body may have 50,000,
+    and a text that grows with each block would be copied as often.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+
+    def end_turn(self) -> list[Message]:
+        """End the assistant's turn, if there is one; return the messages."""
+        if self.turn is not None:
+            self.turn = self.turn._replace(
+                content=_joined(self._texts), reasoning=_joined(self._thoughts)
+            )
+            self._texts, self._thoughts = [], []
+        return super().end_turn()
 
     def add(self, item: MessageItem, where: str) -> None:
         """Add a message. where: its path, for errors."""
@@ -141,23 +173,20 @@ class _Conversation(Conversation):
             self._add_block(item.role, block, f"{where}.content[{at}]")
 
     def add_text(self, role: str, text: str) -> None:
-        """Add a text to the last message if it has the same role, else as a message."""
+        """Add a text to the assistant's turn, or as a message of another role."""
         if role == "assistant":
-            turn = self.turn or NO_TURN
-            self.turn = turn._replace(content=_joined(turn.content, text))
-            return
-        messages = self.end_turn()
-        if messages and messages[-1]["role"] == role:
-            text = _joined(messages.pop()["content"], text)
-        messages.append({"role": role, "content": text})
+            self.turn = self.turn or NO_TURN
+            self._texts.append(text)
+        else:
+            self.end_turn().append({"role": role, "content": text})
 
     def _add_block(self, role: str, block: Block, where: str) -> None:
         match block, role:
             case TextBlock(text=text), _:
                 self.add_text(role, text)
             case ThinkingBlock(thinking=thought), "assistant":
-                turn = self.turn or NO_TURN
-                self.turn = turn._replace(reasoning=_joined(turn.reasoning, thought))
+                self.turn = self.turn or NO_TURN
+                self._thoughts.append(thought)
             case RedactedThinkingBlock(), "assistant":
                 self.turn = self.turn or NO_TURN
             case ToolUseBlock(id=call_id, name=name), "assistant":
@@ -174,5 +203,5 @@ class _Conversation(Conversation):
                 )
 
 
-def _joined(before: str, text: str) -> str:
-    return f"{before}\n{text}" if before and text else before or text
+def _joined(texts: Iterable[str]) -> str:
+    return "\n".join(text for text in texts if text)

@@ -94,8 +94,8 @@ OUTPUT: Final[Values] = {
     "structural_tag": _EMPTY,
     "t_max_predict_ms": _ZERO,
 }
-# Wishes that the service cannot fulfil, and that concern only the length or the cost of an answer.
-WISHES: Final[Values] = {
+# Unsupported hints: they concern only the length or the cost of an answer.
+HINTS: Final[Values] = {
     "min_length": _ZERO,
     "min_new_tokens": _ZERO,
     "min_tokens": _ZERO,

@@ -83,7 +83,7 @@ class _Reasoning(RequestFields):
     """OpenRouter's ``reasoning``."""
 
     inert: ClassVar[frozenset[str]] = frozenset(("exclude", "summary"))
-    wishes: ClassVar[Values] = {"max_tokens": (None,)}
+    unsupported_hints: ClassVar[Values] = {"max_tokens": (None,)}
 
     effort: Effort | None = None
     enabled: bool | None = None

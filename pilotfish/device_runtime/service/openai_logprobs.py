@@ -6,12 +6,11 @@ For a chat, the entries' texts together are the message's content, so control to
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from pilotfish.device_runtime.service.refusal import Body
 from pilotfish.engines.tokenizer import TextStream, Tokenizer
 from pilotfish.wire.codecs.logprobs import TokenLogprob
 
-Body = dict[str, Any]
 TokenLogprobs = Sequence[TokenLogprob | None]
 
 

@@ -19,15 +19,19 @@ from pilotfish.bridge import Prompt, PromptInput
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.service.field_check import RequestFields, Values, unknown_field
 from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
-from pilotfish.device_runtime.service.tools import HELD_CALLS, calls_of
+from pilotfish.device_runtime.service.tools import CALL_TYPES, calls_of
 from pilotfish.engines.engine_errors import TemplateError
 
 PROMPTS = 256  # limit of the prompts of a request
 _Prompt = str | list[int]
 # A list of prompts. Decoding ends at the first prompt beyond the limit, as it does not in a `list`.
+# The absent ones are UNSET, since a null is refused.
 _Prompts = msgspec.defstruct(
     "Prompts",
-    [("p0", _Prompt), *((f"p{at}", _Prompt | None, None) for at in range(1, PROMPTS))],
+    [
+        ("p0", _Prompt),
+        *((f"p{at}", _Prompt | msgspec.UnsetType, msgspec.UNSET) for at in range(1, PROMPTS)),
+    ],
     array_like=True,
     forbid_unknown_fields=True,
 )
@@ -130,7 +134,7 @@ class MessageFields(RequestFields):
         "type": (None, "message"),
         "weight": (None, 1),
     }
-    held: ClassVar[Mapping[str, Any]] = {"content": list[TextPart], **HELD_CALLS}
+    object_types: ClassVar[Mapping[str, Any]] = {"content": list[TextPart], **CALL_TYPES}
 
     role: str
     content: msgspec.Raw = msgspec.Raw()
@@ -232,7 +236,8 @@ def prompts_of(prompts: msgspec.Raw) -> Sequence[str | list[int]]:
             continue
         if kind is _Prompt:
             return [decoded]
-        return [prompt for prompt in msgspec.structs.astuple(decoded) if prompt is not None]
+        prompts_and_unset = msgspec.structs.astuple(decoded)
+        return [prompt for prompt in prompts_and_unset if prompt is not msgspec.UNSET]
     raise bad_request("prompt", message)
 
 

@@ -6,7 +6,7 @@ or a `RefusalError` that names the field at fault. Fields beyond OpenAI's: see `
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -28,6 +28,7 @@ from pilotfish.device_runtime.service.openai import (
     limit_of,
 )
 from pilotfish.device_runtime.service.prompts import Effort, thinking_of
+from pilotfish.device_runtime.service.refusal import Body
 from pilotfish.device_runtime.service.responses_input import InputItem, conversation_of
 from pilotfish.device_runtime.service.tools import (
     TOOL_NOTES,
@@ -39,8 +40,6 @@ from pilotfish.device_runtime.service.tools import (
 )
 from pilotfish.engines.chat_formats.tools import MOST_TOOLS
 from pilotfish.wire.request import Request
-
-Body = dict[str, Any]
 
 _Key = Annotated[str, msgspec.Meta(max_length=64)]
 _Note = Annotated[str, msgspec.Meta(max_length=512)]

@@ -8,17 +8,14 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any
 
 from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.answers import summary, thought_tokens
 from pilotfish.device_runtime.service.event_stream import COMMENT, named_event
 from pilotfish.device_runtime.service.output_items import Output, OutputItem
-from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.refusal import Body, RefusalError
 from pilotfish.device_runtime.service.responses import ResponseRequest
 from pilotfish.engines.chat_formats.reader import Turn, TurnPart
-
-Body = dict[str, Any]
 
 
 class _Item(OutputItem):

@@ -58,7 +58,7 @@ class InputItem(RequestFields):
             "summary",
         )
     )
-    held: ClassVar[Mapping[str, Any]] = {
+    object_types: ClassVar[Mapping[str, Any]] = {
         "content": list[_TextPart],
         "output": list[_TextPart],
     }
@@ -105,7 +105,7 @@ class _Conversation(Conversation):
                 self.add_call(ToolCall(item.call_id, item.name or "", arguments))
             case "message", "assistant":
                 content = content_of(item.content, "assistant", f"{where}content", _TextPart)
-                if turn is None or turn.content or turn.calls:
+                if turn is None or turn.content or self.has_calls:
                     self.end_turn()
                     turn = NO_TURN
                 self.turn = turn._replace(content=content)

@@ -1,6 +1,6 @@
 """The routes of the HTTP service, but those of the chat page (`chat_page`)."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -11,8 +11,9 @@ from starlette.routing import Route
 from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.service import chat_page as page
 from pilotfish.device_runtime.service.access import Client
-from pilotfish.device_runtime.service.answers import Body, CompletionFormat
+from pilotfish.device_runtime.service.answers import CompletionFormat
 from pilotfish.device_runtime.service.completion import (
+    AnswerFormat,
     Completion,
     bounded_body,
     json_response,
@@ -31,7 +32,7 @@ from pilotfish.device_runtime.service.openai import (
     text_request,
     with_options,
 )
-from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.refusal import Body, RefusalError
 from pilotfish.device_runtime.service.responses import response_request
 from pilotfish.device_runtime.service.responses_events import ResponseFormat
 from pilotfish.device_runtime.service.service_metrics import CONTENT_TYPE
@@ -75,9 +76,9 @@ def _completions(service: DeviceService) -> list[Route]:
         request: HttpRequest,
         parse: Callable[[bytes, Request, IgnoredFields], CompletionRequest],
     ) -> Completion:
-        body = await bounded_body(request, service.body_bytes)
-        ignored = service.new_ignored()
-        completion = parse(body, service.defaults, ignored)
+        completion, headers = await _read_body(
+            service, request, lambda body, ignored: parse(body, service.defaults, ignored)
+        )
         completion = _check(service, completion)
         prompts = completion.prompts
         echo = (lambda at: service.text_of(prompts[at])) if completion.echo else None
@@ -87,25 +88,16 @@ def _completions(service: DeviceService) -> list[Route]:
         answer = CompletionFormat(
             chat=completion.chat,
             model=model,
-            made=completion.choices,
+            choices=completion.choices,
             echo=echo,
-            marked={at for at, prompt in enumerate(prompts) if not isinstance(prompt, str)},
+            id_prompts={at for at, prompt in enumerate(prompts) if not isinstance(prompt, str)},
             words=words,
             usage=usage,
             best=completion.best,
             scores=completion.scores,
             prompt_words=service.device.tokenizer if completion.prompt_logprobs else None,
         )
-        client = _client(request)
-        return Completion(
-            service.lanes,
-            client,
-            completion,
-            answer,
-            partial(service.read, client.name),
-            service.count_refusal,
-            service.note_ignored(client.name, ignored),
-        )
+        return _begin(service, request, completion, answer, headers)
 
     async def chat(request: HttpRequest) -> Completion:
         return await complete(request, chat_request)
@@ -123,26 +115,19 @@ def _responses(service: DeviceService) -> list[Route]:
     store = service.responses
 
     async def respond(request: HttpRequest) -> Completion:
-        client = _client(request)
-        owner = client.identity
-        body = await bounded_body(request, service.body_bytes)
-        ignored = service.new_ignored()
+        owner = _client(request).identity
         before = partial(store.conversation, owner)
-        parsed = response_request(body, service.defaults, before, ignored)
+        parsed, headers = await _read_body(
+            service,
+            request,
+            lambda body, ignored: response_request(body, service.defaults, before, ignored),
+        )
         completion = _check(service, parsed.completion)
         keep = partial(store.store, owner, parsed.messages) if parsed.store else None
         answer = ResponseFormat(
             parsed, model=service.config.model, keep=keep, tokens=service.tokens_in
         )
-        return Completion(
-            service.lanes,
-            client,
-            completion,
-            answer,
-            partial(service.read, client.name),
-            service.count_refusal,
-            service.note_ignored(client.name, ignored),
-        )
+        return _begin(service, request, completion, answer, headers)
 
     async def again(request: HttpRequest) -> Response:
         if request.query_params.get("stream", "false") != "false":
@@ -170,32 +155,22 @@ def _responses(service: DeviceService) -> list[Route]:
 
 def _messages(service: DeviceService) -> list[Route]:
     async def respond(request: HttpRequest) -> Completion:
-        client = _client(request)
-        body = await bounded_body(request, service.body_bytes)
-        ignored = service.new_ignored()
-        parsed = message_request(body, service.defaults, ignored)
+        parsed, headers = await _read_body(
+            service, request, lambda body, ignored: message_request(body, service.defaults, ignored)
+        )
         completion = _check(service, parsed.completion)
         answer = MessageFormat(parsed, model=service.config.model, tokens=service.tokens_in)
 
         async def read(completion: CompletionRequest) -> list[Prompt]:
-            (prompt,) = await service.read(client.name, completion)
+            (prompt,) = await service.read(_client(request).name, completion)
             answer.prompt_tokens = len(prompt)
             return [prompt]
 
-        return Completion(
-            service.lanes,
-            client,
-            completion,
-            answer,
-            read,
-            service.count_refusal,
-            service.note_ignored(client.name, ignored),
-        )
+        return _begin(service, request, completion, answer, headers, read)
 
     async def count(request: HttpRequest) -> Response:
         (model, talk), headers = await _read_body(service, request, count_request)
-        if model is not None:
-            _check_model(service, model)
+        _check_model(service, model)
         work = partial(count_response, service.device, talk)
         return json_response(
             await service.run_in_thread(_client(request).name, work), headers=headers
@@ -215,8 +190,7 @@ def _client(request: HttpRequest) -> Client:
 def _check(service: DeviceService, completion: CompletionRequest) -> CompletionRequest:
     """Refuse an impossible request. An answer without a limit of tokens may fill the context."""
     _check_sound(service)
-    if completion.model is not None:
-        _check_model(service, completion.model)
+    _check_model(service, completion.model)
     if service.config.edge is None:
         _check_local(completion)
     if completion.request.max_tokens is not None:
@@ -233,15 +207,33 @@ async def _read_body(
     return parsed, service.note_ignored(_client(request).name, ignored)
 
 
+def _begin(
+    service: DeviceService,
+    request: HttpRequest,
+    completion: CompletionRequest,
+    answer: AnswerFormat,
+    headers: Mapping[str, str],
+    read: Callable[[CompletionRequest], Awaitable[Sequence[Prompt]]] | None = None,
+) -> Completion:
+    """Return the response that makes an answer. read: see `Completion`; None: reads as usual."""
+    client = _client(request)
+    read = read or partial(service.read, client.name)
+    return Completion(
+        service.lanes, client, completion, answer, read, service.count_refusal, headers
+    )
+
+
 def _tokens(service: DeviceService) -> list[Route]:
     async def tokenize(request: HttpRequest) -> Response:
         parsed, headers = await _read_body(service, request, tokenize_request)
+        _check_model(service, parsed.model)
         work = partial(tokenize_response, service.device, parsed)
         body = await service.run_in_thread(_client(request).name, work)
         return json_response(body, headers=headers)
 
     async def detokenize(request: HttpRequest) -> Response:
-        tokens, headers = await _read_body(service, request, detokenize_request)
+        (model, tokens), headers = await _read_body(service, request, detokenize_request)
+        _check_model(service, model)
         work = partial(detokenize_response, service.device, tokens)
         body = await service.run_in_thread(_client(request).name, work)
         return json_response(body, headers=headers)
@@ -277,8 +269,9 @@ def _check_sound(service: DeviceService) -> None:
         )
 
 
-def _check_model(service: DeviceService, name: str) -> None:
-    if name != service.config.model:
+def _check_model(service: DeviceService, name: str | None) -> None:
+    """Refuse the name of another model; a request may name none."""
+    if name not in (None, service.config.model):
         raise RefusalError(
             404,
             f"There is no model {name[:100]!r} here; the model is {service.config.model!r}.",

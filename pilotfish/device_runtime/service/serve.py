@@ -19,7 +19,7 @@ from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import ServiceConfig
 from pilotfish.device_runtime.draft_source import DraftSource
 from pilotfish.device_runtime.record import Round
-from pilotfish.device_runtime.service.access import ANY_ORIGIN, Access, api_keys
+from pilotfish.device_runtime.service.access import Access, api_keys, warn_of_pages
 from pilotfish.device_runtime.service.lanes import open_beside
 from pilotfish.device_runtime.service.tls import tls_context
 from pilotfish.device_runtime.texts.text_memory import OFF
@@ -53,12 +53,7 @@ def serve(
     )
     inspection = Inspection(source.artifact)
     access = Access(api_keys(config.api_keys, config.listen), config.allow_origin)
-    if access.keys is None and ANY_ORIGIN in access.origins:
-        _log.warning(
-            "without API keys and with --allow-origin %s every page in this machine's browsers can "
-            "use the service",
-            ANY_ORIGIN,
-        )
+    warn_of_pages(access)
     nobodys = access.keys is None and not config.share_texts
     if nobodys and config.texts is not None and str(config.texts) != OFF:
         _log.warning(

@@ -26,7 +26,13 @@ from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.device_config import ServiceConfig
 from pilotfish.device_runtime.record import Generation
 from pilotfish.device_runtime.service.acceptor import Acceptor
-from pilotfish.device_runtime.service.access import Access, ApiKeys, api_keys, checked_origins
+from pilotfish.device_runtime.service.access import (
+    Access,
+    ApiKeys,
+    api_keys,
+    checked_origins,
+    warn_of_pages,
+)
 from pilotfish.device_runtime.service.app import application
 from pilotfish.device_runtime.service.connection import (
     CONNECTIONS,
@@ -187,6 +193,7 @@ class ServiceDaemon:
                 self._adopt(config)
         except _TROUBLE as error:
             troubles.append(str(error))
+        warn_of_pages(self._access)
         for trouble in troubles:
             besides = " except the API keys" if sound else ""
             _log.error("nothing was reloaded%s: %s", besides, trouble)

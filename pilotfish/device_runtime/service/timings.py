@@ -1,11 +1,9 @@
 """The times and counts of answers, as llama.cpp's server names them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from pilotfish.device_runtime.record import Generation
-
-Body = dict[str, Any]
+from pilotfish.device_runtime.service.refusal import Body
 
 
 def timings(generations: Sequence[Generation]) -> Body:

@@ -5,7 +5,7 @@ In: bodies. Out: bodies, or a `RefusalError` that names the field at fault.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -16,7 +16,6 @@ from pilotfish.device_runtime.service.field_check import (
     IgnoredFields,
     RequestFields,
     Values,
-    unsupported_field,
 )
 from pilotfish.device_runtime.service.prompts import (
     MessageFields,
@@ -25,10 +24,9 @@ from pilotfish.device_runtime.service.prompts import (
     prompt_for,
     thinking_of,
 )
-from pilotfish.device_runtime.service.refusal import RefusalError, bad_request
+from pilotfish.device_runtime.service.refusal import Body, RefusalError, bad_request
 from pilotfish.device_runtime.service.tools import ToolList, functions_of, read_tools
 
-Body = dict[str, Any]
 _MOST = 1 << 20  # limit of tokens to detokenise
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
@@ -61,12 +59,14 @@ class _Detokenize(RequestFields):
 class TokenizeRequest:
     """A checked request for a prompt's tokens.
 
-    chat: whether the prompt consists of messages. whole: None: a text is read as a raw prompt;
+    model: the name of the model that the client asks for. chat: whether the prompt consists of
+    messages. whole: None: a text is read as a raw prompt;
     otherwise names of control tokens in it are control tokens, as in vLLM, and the tokens that
     belong before a text are added (True) or not. words: whether to return the tokens' texts.
     """
 
     prompt: PromptInput
+    model: str | None = None
     chat: bool = False
     whole: bool | None = None
     words: bool = False
@@ -75,21 +75,31 @@ class TokenizeRequest:
 def tokenize_request(body: bytes, ignored: IgnoredFields = STRICT) -> TokenizeRequest:
     """Read a ``POST /tokenize``."""
     request = read_fields(body, _Tokenize, ignored)
-    words = bool(request.return_token_strs)
-    if (request.prompt is None) == (request.messages is None):
-        raise bad_request("prompt", "Give a prompt or messages.")
+    model, words = request.model, bool(request.return_token_strs)
     if request.messages is not None:
+        if request.prompt is not None:
+            raise bad_request("prompt", "Give either a prompt or messages, not both.")
         if request.add_special_tokens:
-            raise unsupported_field("add_special_tokens")
+            raise _only_with("a prompt", "add_special_tokens")
         messages = [message_of(message, at) for at, message in enumerate(request.messages)]
         tools = read_tools(functions_of(request.tools or (), ignored).values())
         template = request.chat_template_kwargs or TemplateFields()
         thinking = thinking_of(None, template.enable_thinking, template.thinking)
-        return TokenizeRequest(prompt=Talk(messages, tools, thinking), chat=True, words=words)
-    if request.tools or request.chat_template_kwargs is not None:
-        raise bad_request("tools", "tools can only be used with messages.")
-    assert request.prompt is not None
-    return TokenizeRequest(prompt=request.prompt, whole=request.add_special_tokens, words=words)
+        talk = Talk(messages, tools, thinking)
+        return TokenizeRequest(prompt=talk, model=model, chat=True, words=words)
+    if request.prompt is None:
+        raise bad_request("prompt", "Give a prompt or messages.")
+    if request.tools:
+        raise _only_with("messages", "tools")
+    if request.chat_template_kwargs is not None:
+        raise _only_with("messages", "chat_template_kwargs")
+    return TokenizeRequest(
+        prompt=request.prompt, model=model, whole=request.add_special_tokens, words=words
+    )
+
+
+def _only_with(other: str, field: str) -> RefusalError:
+    return bad_request(field, f"{field} can only be used with {other}.")
 
 
 def tokenize_response(device: Device, request: TokenizeRequest) -> Body:
@@ -154,9 +164,12 @@ def _expect_vocabulary(known: bool) -> None:
         )
 
 
-def detokenize_request(body: bytes, ignored: IgnoredFields = STRICT) -> Sequence[int]:
-    """Read a ``POST /detokenize``."""
-    return read_fields(body, _Detokenize, ignored).tokens
+def detokenize_request(
+    body: bytes, ignored: IgnoredFields = STRICT
+) -> tuple[str | None, Sequence[int]]:
+    """Read a ``POST /detokenize``: (the model's name, the tokens)."""
+    request = read_fields(body, _Detokenize, ignored)
+    return request.model, request.tokens
 
 
 def detokenize_response(device: Device, tokens: Sequence[int]) -> Body:

@@ -171,7 +171,7 @@ class _Call(RequestFields):
 
 _Calls = Annotated[list[_Call], msgspec.Meta(max_length=MOST_TOOLS)]
 # The types of the calls in a message, for `field_check`.
-HELD_CALLS: Final[Mapping[str, Any]] = {"function_call": _Function, "tool_calls": list[_Call]}
+CALL_TYPES: Final[Mapping[str, Any]] = {"function_call": _Function, "tool_calls": list[_Call]}
 _Read = TypeVar("_Read")
 
 

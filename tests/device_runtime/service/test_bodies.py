@@ -34,6 +34,9 @@ def response(body: bytes, defaults: Request) -> CompletionRequest:
         (chat_request, b'{"functions": [1], "nothing": 3}', "unknown_parameter", "nothing"),
         (text_request, b'{"prompt": "a", "top_p": 2}', "invalid_value", "top_p"),
         (text_request, b'{"prompt": "a", "top_p": 2', "invalid_value", "top_p"),
+        (chat_request, b'{"mirostat": 1, "audio": 1, "n": 0}', "unsupported_parameter", "mirostat"),
+        (chat_request, b'{"audio": 1, "suffix": 1, "n": 0}', "unknown_parameter", "suffix"),
+        (chat_request, b'{"audio": 1, "mirostat": 1, "n": 0}', "unsupported_parameter", "audio"),
         (text_request, b'{"prompt": "a"', "malformed", None),
         (text_request, b"[]", "malformed", None),
         (

@@ -133,6 +133,10 @@ def test_a_reload_changes_origins_and_strictness(pair: Pair, tmp_path: Path) -> 
         started.tell(signal.SIGHUP)
         eventually(lambda: preflight(started, SITE).status_code == 204)
         assert web.post(f"{started.url}/v1/chat/completions", json=odd).status_code == 200
+        assert not any("every page" in line for line in started.lines)
+        config.write_text('allow-origin = ["*"]\n')
+        started.tell(signal.SIGHUP)
+        started.until("every page in this machine's browsers can use the service")
 
 
 @pytest.mark.parametrize(

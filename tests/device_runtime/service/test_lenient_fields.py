@@ -96,6 +96,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 IGNORED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"nonsense": 1}, "nonsense"),
     (CHAT, {"nonsense": [[{}]], "min_tokens": 2}, "nonsense, min_tokens"),
+    (CHAT, {"thinking_token_budget": 2, "min_new_tokens": 2, "min_length": 2, "min_tokens": 2},
+     "thinking_token_budget, min_new_tokens, min_length, min_tokens"),
     (CHAT, {"stream_options": {"include_everything": True}}, "stream_options.include_everything"),
     (CHAT, {"response_format": {"type": "text", "depth": 3}}, "response_format.depth"),
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "x": 1}}},

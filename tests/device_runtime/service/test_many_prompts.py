@@ -104,6 +104,8 @@ def test_a_stream_of_several_prompts(service: Serving, options: dict[str, Any]) 
         (["once", ""], "invalid_value"),
         (["once"] * 257, "invalid_value"),
         (["once", {}], "invalid_value"),
+        (["once", None, "again"], "invalid_value"),
+        (["once", None], "invalid_value"),
         ([[]], "invalid_value"),
         ([], "invalid_value"),
     ],

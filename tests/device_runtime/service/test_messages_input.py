@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -151,3 +152,38 @@ def test_the_choice_of_tools(choice: Any, expected: tuple[str, bool]) -> None:
     _, talk = count_request(json.dumps(body).encode())
     assert talk.tools is not None
     assert (talk.tools.choice, talk.tools.parallel) == expected
+
+
+LONG = "x" * 150
+MANY = 45_000
+
+
+@pytest.mark.parametrize(
+    ("items", "length"),
+    [
+        ([{"role": "user", "content": [text(LONG)] * MANY}], 151 * MANY - 1),
+        ([{"role": "user", "content": LONG * 13}] * 4096, (13 * 150 + 1) * 4096 - 1),
+        ([ASK, {"role": "assistant", "content": [text(LONG)] * MANY}, LAST], 151 * MANY - 1),
+        (
+            [
+                ASK,
+                {
+                    "role": "assistant",
+                    "content": [{"type": "thinking", "thinking": LONG}] * MANY,
+                },
+                LAST,
+            ],
+            151 * MANY - 1,
+        ),
+    ],
+    ids=["user", "messages", "assistant", "thoughts"],
+)
+def test_many_blocks_are_read_in_time_that_grows_with_their_number(
+    items: list[Any], length: int
+) -> None:
+    body = json.dumps({"messages": items}).encode()
+    began_s = time.process_time()
+    _, talk = count_request(body)
+    assert time.process_time() - began_s < 2
+    texts = [text for each in talk.messages for text in each.values() if isinstance(text, str)]
+    assert max(map(len, texts)) == length

@@ -10,11 +10,15 @@ import openai
 import pytest
 
 from pilotfish import Device
+from pilotfish.device_runtime.service.refusal import RefusalError
+from pilotfish.device_runtime.service.tokens import tokenize_request
 from pilotfish.speculation.randomness import derive_seed
 from tests.conftest import Pair
 from tests.support import web
 from tests.support.serving import Serving, chat, content_of, serving
 
+SAY = [{"role": "user", "content": "hello"}]
+TOOLS = [{"type": "function", "function": {"name": "move"}}]
 SAMPLED = {"temperature": 1.0, "seed": 7, "max_tokens": 24}
 
 
@@ -348,6 +352,36 @@ def test_what_has_no_tokens(service: Serving, route: str, body: object) -> None:
     answer = web.post(service.url + route, json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({}, "prompt", "Give a prompt or messages."),
+        ({"prompt": "x", "messages": SAY}, "prompt",
+         "Give either a prompt or messages, not both."),
+        ({"messages": SAY, "add_special_tokens": True}, "add_special_tokens",
+         "add_special_tokens can only be used with a prompt."),
+        ({"prompt": "x", "tools": TOOLS}, "tools", "tools can only be used with messages."),
+        ({"prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs",
+         "chat_template_kwargs can only be used with messages."),
+    ],
+)  # fmt: skip
+def test_fields_of_tokenize_that_exclude_each_other(
+    body: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(RefusalError) as refused:
+        tokenize_request(json.dumps(body).encode())
+    assert (refused.value.param, refused.value.message) == (param, message)
+
+
+@pytest.mark.parametrize(
+    ("route", "body"), [("/tokenize", {"prompt": "once"}), ("/detokenize", {"tokens": [1]})]
+)
+def test_tokens_of_another_model(service: Serving, route: str, body: dict[str, Any]) -> None:
+    answer = web.post(service.url + route, json={**body, "model": "another"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert web.post(service.url + route, json={**body, "model": "pilotfish"}).status_code == 200
 
 
 def test_there_are_no_embeddings(client: openai.OpenAI) -> None:
