@@ -107,11 +107,11 @@ def default_artifacts() -> Pair:
 @pytest.fixture(scope="session")
 def drafter_named() -> Callable[[str], Path]:
     """A function from the name of a default drafter, as a `Paper` states it, to its artifact."""
-    from pilotfish.cli.default_models import default_drafter
+    from pilotfish.cli.default_models import drafter_folder
 
     def export(name: str) -> Path:
         with exporting():
-            return default_drafter(name)
+            return drafter_folder(Path(name))
 
     return export
 

@@ -49,16 +49,6 @@ def drafter_folder(drafter: Path, provider: str = "auto") -> Path:
     return drafter if str(drafter) == TEXT else model_folder(str(drafter), "drafter", provider)
 
 
-def default_target() -> Path:
-    """Return the folder of the target `default`; export it if it is missing."""
-    return target_folder(Path(DEFAULT))
-
-
-def default_drafter(name: str) -> Path:
-    """Return the folder of the drafter `default` or `default-28`; export it if it is missing."""
-    return drafter_folder(Path(name))
-
-
 def model_folder(source: str, role: Role, provider: str, *, refresh: bool = False) -> Path:
     """Return the folder of an artifact, with the export's progress on stderr; see `fetch_model`."""
     with _exporting() as report:

@@ -134,14 +134,14 @@ def _serve(args: argparse.Namespace, announce: Callable[[str], None] = _announce
 
 
 def _first_stage(folder: Path, stages: int) -> Path:
-    """Return the folder of the artifact to open: the target's, or its first stage's.
+    """Return the folder of the artifact to open, marked as in use: the target, or its first stage.
 
     stages: number of stages of the target; a whole target is cut into these, in the cache.
     """
     if stages == 1:
         return folder
-    if (folder / "stage-1").is_dir():
-        return folder / "stage-1"
-    from pilotfish.cli.export_split import stages_of  # late: imports the progress bars
+    if not (folder / "stage-1").is_dir():
+        from pilotfish.cli.export_split import stages_of  # late: imports the progress bars
 
-    return stages_of(Artifact.open(folder), stages) / "stage-1"
+        folder = stages_of(Artifact.open(folder), stages)
+    return target_folder(folder / "stage-1")

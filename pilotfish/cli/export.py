@@ -22,9 +22,9 @@ from pilotfish.cli import (
 )
 from pilotfish.cli.default_models import (
     DEFAULT,
-    default_drafter,
-    default_target,
+    drafter_folder,
     requested_folder,
+    target_folder,
 )
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
@@ -147,7 +147,7 @@ def add_to(commands: Commands) -> None:
 
 def default_pair() -> tuple[Path, Path]:
     """Return the default model as drafter and as target; export missing artifacts."""
-    return default_drafter(DEFAULT), default_target()
+    return drafter_folder(Path(DEFAULT)), target_folder(Path(DEFAULT))
 
 
 def default_artifact(

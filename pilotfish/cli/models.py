@@ -19,7 +19,14 @@ from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, choices_of
 from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.engine_errors import ArtifactError
-from pilotfish.export.cache_contents import CacheEntry, entries_named, list_contents, remove
+from pilotfish.export.cache_contents import (
+    CacheEntry,
+    entries_named,
+    list_contents,
+    related_to,
+    remove,
+    remove_leftovers,
+)
 from pilotfish.export.cached_models import CachedModel, read_cached
 from pilotfish.export.export_errors import ModelInUseError
 from pilotfish.export.model_cache import Role
@@ -200,7 +207,7 @@ def _rows(model: CachedModel) -> list[tuple[str, str]]:
     """Return the facts about an artifact as rows of a table."""
     manifest, record = model.artifact.manifest, model.record
     sizes, source, cost = manifest.dimensions, manifest.source, manifest.cost
-    made_of = source.location if record is None else record.request.source
+    made_of = source.location if record is None else record.request.name
     rows = [
         ("model", manifest.model),
         ("made of", made_of if source.revision is None else f"{made_of}, {source.revision}"),
@@ -245,9 +252,10 @@ def _remove(args: argparse.Namespace) -> int:
     downloads = [entry for entry in chosen if entry.kind == "download"]
     if not settings.downloads:
         chosen = [entry for entry in chosen if entry.kind != "download"]
+    remove_leftovers()
     freed, used = 0, []
-    for entry in chosen:
-        if remove(entry):
+    for entry in chosen:  # artifacts first: what was made of one that stays also stays
+        if entry.made_of not in used and remove(entry):
             freed += entry.size
             print(f"removed {entry.path} ({entry.size / 1e6:,.0f} MB)")
         else:
@@ -256,7 +264,8 @@ def _remove(args: argparse.Namespace) -> int:
     if downloads and not settings.downloads:
         size = sum(entry.size for entry in downloads)
         print(
-            f"downloads of {size / 1e6:,.0f} MB were kept: --downloads removes them, too",
+            f"downloads of {size / 1e6:,.0f} MB were kept, since --downloads was not given: "
+            f"{', '.join(entry.path for entry in downloads)}",
             file=sys.stderr,
         )
     if used:
@@ -267,16 +276,15 @@ def _remove(args: argparse.Namespace) -> int:
 
 
 def _named(names: Sequence[str], contents: Sequence[CacheEntry]) -> list[CacheEntry]:
-    """Return the entries of these names, and what was made of these artifacts."""
-    chosen: dict[str, CacheEntry] = {}
+    """Return the entries of these names, and those that are related to them, in contents' order."""
+    paths: set[str] = set()
     for name in names:
         named = entries_named(name, contents)
         if not named:
             raise _absent(name)
-        artifacts = {entry.name for entry in named if entry.kind == "artifact"}
-        derived = [entry for entry in contents if entry.made_of in artifacts]
-        chosen |= {entry.path: entry for entry in (*named, *derived)}
-    return list(chosen.values())
+        artifacts = [entry for entry in named if entry.kind == "artifact"]
+        paths |= {entry.path for entry in (*named, *related_to(artifacts, contents))}
+    return [entry for entry in contents if entry.path in paths]
 
 
 def _absent(name: str) -> ArtifactError:

@@ -1,7 +1,7 @@
 """What the cache has: artifacts, their stages and engines, and the downloads that they are made of.
 
-`list_contents` lists it, `remove` removes entries. The hub's own cache is shared with other
-programs. From there, only models that an artifact was made of are listed.
+`list_contents` lists it, `remove` removes entries, unless a process uses them. The hub's own cache
+is shared with other programs. From there, only models that an artifact was made of are listed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
@@ -19,9 +20,10 @@ from pilotfish.engines.cache import artifacts_directory, cache_directory, unused
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import MANIFEST_NAME
 from pilotfish.export.cached_models import CachedModel, read_cached
-from pilotfish.export.source_names import DEFAULT, HUB_ID, MODEL_FILE
+from pilotfish.export.source_names import DEFAULT, DEFAULTS, HUB_ID, MODEL_FILE
 
 Kind = Literal["artifact", "stages", "engines", "download"]
+_DERIVED: tuple[Kind, ...] = ("stages", "engines")
 
 
 class CacheEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,27 +62,59 @@ def list_contents() -> list[CacheEntry]:
 
 def entries_named(name: str, contents: Sequence[CacheEntry]) -> list[CacheEntry]:
     """Return the entries of this name, or of this source: "default", a hub id, or a path."""
-    path = os.path.abspath(name)
+    paths = _paths(name)
     return [
         entry
         for entry in contents
-        if name in (entry.name, entry.made_of) or path in (entry.path, entry.made_of)
+        if name in (entry.name, entry.made_of)
+        or entry.made_of in paths
+        or not paths.isdisjoint(_paths(entry.path))
     ]
+
+
+def related_to(
+    artifacts: Sequence[CacheEntry], contents: Sequence[CacheEntry]
+) -> Iterator[CacheEntry]:
+    """Yield what was made of these artifacts, and the downloads that they were made of."""
+    names = {artifact.name for artifact in artifacts}
+    downloaded = {_downloaded(artifact) for artifact in artifacts}
+    for entry in contents:
+        if entry.made_of in (downloaded if entry.kind == "download" else names):
+            yield entry
 
 
 def remove(entry: CacheEntry) -> bool:
     """Remove an entry; return False, and remove nothing, if a process uses it."""
     path = Path(entry.path)
-    manifests = [path / MANIFEST_NAME] if entry.kind == "artifact" else path.glob("*/manifest.json")
-    if not all(_is_free(manifest) for manifest in manifests):
-        return False
     if path.is_dir():
-        hidden = path.with_name(f".{path.name}.removed-{os.getpid()}")
-        path.rename(hidden)  # first, so that no command finds half of it
-        shutil.rmtree(hidden)
-    else:
-        path.unlink(missing_ok=True)
+        return remove_unused(path)
+    path.unlink(missing_ok=True)
     return True
+
+
+def remove_unused(folder: Path) -> bool:
+    """Remove the folder of an artifact, or of its stages or engines, unless a process uses it.
+
+    Returns False, and removes nothing, if a process uses it. No process begins to use it meanwhile.
+    """
+    with ExitStack() as locks:
+        for manifest in (folder / MANIFEST_NAME, *folder.glob(f"*/{MANIFEST_NAME}")):
+            if not locks.enter_context(unused(manifest)):
+                return False
+        hidden = folder.with_name(f".{folder.name}.removed-{os.getpid()}")
+        folder.rename(hidden)  # first, so that no command finds half of it
+    shutil.rmtree(hidden)
+    return True
+
+
+def remove_leftovers() -> None:
+    """Remove what killed removals left; to be called before this process removes anything."""
+    folders = [artifacts_directory(), *(cache_directory() / kind for kind in _DERIVED)]
+    for folder in (*folders, *filter(None, [hub_cache()])):
+        for leftover in folder.glob(".*.removed-*"):
+            process = leftover.name.rpartition("-")[2]
+            if process == str(os.getpid()) or not Path(f"/proc/{process}").exists():
+                shutil.rmtree(leftover, ignore_errors=True)  # it may be another user's
 
 
 def hub_cache() -> Path | None:
@@ -97,7 +131,7 @@ def _artifact_entry(folder: Path, model: CachedModel) -> CacheEntry:
     manifest, record = model.artifact.manifest, model.record
     return msgspec.structs.replace(
         _entry("artifact", folder),
-        made_of=manifest.source.location if record is None else record.request.source,
+        made_of=manifest.source.location if record is None else record.request.name,
         precision=manifest.precision,
         dialect=manifest.dialect,
         made_s=None if record is None else record.made_s,
@@ -107,8 +141,7 @@ def _artifact_entry(folder: Path, model: CachedModel) -> CacheEntry:
 
 def _derived(models: dict[str, CachedModel]) -> Iterator[CacheEntry]:
     """Yield the folders of stages and of engines, which are named after the artifact's digest."""
-    kinds: tuple[Kind, ...] = ("stages", "engines")
-    for kind in kinds:
+    for kind in _DERIVED:
         for folder in sorted((cache_directory() / kind).glob("[!.]*")):
             model = models.get(folder.name.partition("-")[0]) if folder.is_dir() else None
             made_of = None if model is None else model.artifact.path.name
@@ -121,11 +154,23 @@ def _downloads(artifacts: Sequence[CacheEntry]) -> Iterator[CacheEntry]:
     if default.is_file():
         yield msgspec.structs.replace(_entry("download", default), made_of=DEFAULT)
     hub = hub_cache()
-    matches = (HUB_ID.fullmatch(entry.made_of or "") for entry in artifacts)
-    for hub_id in sorted({match["id"] for match in matches if match}):
+    for hub_id in sorted(set(filter(None, map(_downloaded, artifacts))) - {DEFAULT}):
         folder = None if hub is None else hub / f"models--{hub_id.replace('/', '--')}"
         if folder is not None and folder.is_dir():
             yield msgspec.structs.replace(_entry("download", folder), made_of=hub_id)
+
+
+def _downloaded(artifact: CacheEntry) -> str | None:
+    """Return what was downloaded for an artifact: "default", or a hub id without a revision."""
+    if artifact.made_of in DEFAULTS:
+        return DEFAULT
+    match = HUB_ID.fullmatch(artifact.made_of or "")
+    return match["id"] if match else None
+
+
+def _paths(name: str) -> set[str]:
+    """Return the absolute path of a name, with links and without; the cache may be a link."""
+    return {os.path.abspath(name), os.path.realpath(name)}
 
 
 def _entry(kind: Kind, path: Path) -> CacheEntry:

@@ -25,7 +25,13 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cache import artifacts_directory, use_until_exit
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import FORMAT, MANIFEST_NAME, Precision
-from pilotfish.export.source_names import CHECKPOINT_FILES, DEFAULT, HUB_ID, MODEL_SHA256
+from pilotfish.export.source_names import (
+    CHECKPOINT_FILES,
+    DEFAULT,
+    DEFAULTS,
+    HUB_ID,
+    MODEL_SHA256,
+)
 
 RECORD_NAME = "made-of.json"
 EXPORTER = 1  # to be raised whenever the same source becomes other weights or another graph
@@ -46,6 +52,15 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     opset17: bool = False
     first_layers: int | None = None
     skipped_layers: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name by which commands take the model: its source, or "default-28"."""
+        if self.source == DEFAULT and self.first_layers is None:
+            for name, skipped_layers in DEFAULTS.items():
+                if self.skipped_layers == skipped_layers:
+                    return name
+        return self.source
 
     @property
     def slug(self) -> str:
@@ -108,7 +123,7 @@ def find_model(request: ModelRequest, commit: str | None = None) -> Path | None:
     return folder if use_until_exit(folder / MANIFEST_NAME) else None
 
 
-def cached_models(pattern: str = "*") -> list[CachedModel]:
+def cached_models(pattern: str = "[!.]*") -> list[CachedModel]:
     """Open the undamaged artifacts in the cache with such a folder name."""
     models = []
     for folder in sorted(artifacts_directory().glob(pattern)):

@@ -30,13 +30,13 @@ from pilotfish.engines.cache import (
     cache_directory,
     locked,
     replace_file,
-    unused,
     use_until_exit,
 )
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.gpus import gpu_nodes
 from pilotfish.engines.manifest import MANIFEST_NAME, STORED, Precision
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
+from pilotfish.export.cache_contents import remove_unused
 from pilotfish.export.cached_models import (
     EXPORTER,
     RECORD_NAME,
@@ -96,7 +96,7 @@ def fetch_model(
     path = Path(name)
     if os.path.exists(path):  # Path.exists raises if the name is too long
         if not _is_weights(path):
-            if cache_directory() in path.resolve().parents:
+            if cache_directory().resolve() in path.resolve().parents:
                 use_until_exit(path / MANIFEST_NAME)
             return path
         return find_or_export(
@@ -195,8 +195,8 @@ def _near_names(name: str) -> str:
     """Return a sentence with names in the cache and in the name's folder that are alike, or ""."""
     from difflib import get_close_matches
 
-    sources = [model.record.request.source for model in cached_models() if model.record]
-    near = get_close_matches(name, [*DEFAULTS, *sources], 2)
+    names = [model.record.request.name for model in cached_models() if model.record]
+    near = get_close_matches(name, [*DEFAULTS, *names], 2)
     path = Path(name)
     with suppress(OSError):
         files = get_close_matches(path.name, os.listdir(path.parent), 2)
@@ -289,7 +289,6 @@ def _remove_former(request: ModelRequest, folder: Path, notify: Callable[[str], 
         path, record = model.artifact.path, model.record
         if path == folder or record is None or not record.answers(request):
             continue
-        with unused(path / MANIFEST_NAME) as free:
-            if free:
-                shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # another user's artifact: the new one is there all the same
+            if remove_unused(path):
                 notify(f"removed {path}, which was made of a former state of {request.source}")

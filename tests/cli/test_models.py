@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pilotfish import fetch_model
 from pilotfish.cli import main
-from pilotfish.export.source_names import MODEL_FILE
+from pilotfish.cli.edge import _first_stage
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.cache import replace_file
+from pilotfish.engines.engine_errors import ArtifactError
+from pilotfish.export.cache_contents import entries_named, list_contents
+from pilotfish.export.cached_models import EXPORTER, RECORD_NAME, MadeOf, ModelRequest
+from pilotfish.export.source_names import DEFAULT, DEFAULTS, MODEL_FILE
 from tests.support.commands import refusal
 from tests.support.daemons import Systemd, running
 from tests.support.serving import serving
@@ -30,6 +38,12 @@ def listed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     assert main(["models", "list", "--json"]) == 0
     entries: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["entries"]
     return entries
+
+
+def record(folder: Path, request: ModelRequest) -> None:
+    """Write the record of an artifact anew, as if it had been made for this request."""
+    made_of = MadeOf(request=request, identity="0" * 16, exporter=EXPORTER, made_s=0.0)
+    replace_file(folder / RECORD_NAME, msgspec.json.encode(made_of))
 
 
 def test_fetch_list_show_and_remove(
@@ -66,7 +80,9 @@ def test_fetch_list_show_and_remove(
     assert f"removed {entry['path']}" in capsys.readouterr().out
     assert [each["kind"] for each in listed(capsys)] == ["engines", "download"]
     assert main(["models", "remove", "--all"]) == 0
-    assert "--downloads removes them" in capsys.readouterr().err
+    hint = capsys.readouterr().err
+    assert str(cache / MODEL_FILE) in hint
+    assert "--downloads" in hint
     assert [each["kind"] for each in listed(capsys)] == ["download"]
     assert main(["models", "remove", "--all", "--downloads"]) == 0
     assert listed(capsys) == []
@@ -102,6 +118,104 @@ def test_engines_and_stages_go_with_their_artifact(
     assert {each["made_of"] for each in listed(capsys)} == {str(source), entry["name"]}
     assert main(["models", "remove", str(source)]) == 0
     assert listed(capsys) == []
+
+
+def test_stages_and_engines_of_an_artifact_in_use_stay(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fetch_model(write_directory(tmp_path / "model"), "target")  # this process uses it
+    engines = cache / "engines" / Artifact.open(folder).manifest.digest
+    engines.mkdir(parents=True)
+    for words in ((folder.name,), (engines.name, folder.name), ("--all",)):
+        assert main(["models", "remove", *words]) == 75
+        assert engines.name in capsys.readouterr().err
+        assert [each["kind"] for each in listed(capsys)] == ["artifact", "engines"]
+
+
+def test_stages_that_an_edge_serves_are_in_use(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = fetch_model(write_directory(tmp_path / "model"), "target")
+    stages = _first_stage(folder, 2).parent
+    assert stages.parent == cache / "stages"
+    assert main(["models", "remove", stages.name]) == 75
+    shutil.rmtree(folder)
+    moved = stages.rename(stages.with_name("moved-2"))
+    assert _first_stage(moved, 2) == moved / "stage-1"
+    assert main(["models", "remove", moved.name]) == 75
+
+
+def test_a_download_is_removed_by_each_name_of_its_artifact(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, hub = write_directory(tmp_path / "model"), tmp_path / "hub" / "models--Org--Name"
+    with running("--target", source):
+        pass
+    (entry,) = listed(capsys)
+    folder = Path(entry["path"])
+    original = folder.rename(tmp_path / "original")
+    sources = (
+        ModelRequest(source="Org/Name@v1", form="fp32"),
+        ModelRequest(source=DEFAULT, form="fp32", skipped_layers=DEFAULTS["default-28"]),
+    )
+    for request, download in zip(sources, (hub, cache / MODEL_FILE), strict=True):
+        for name in (folder.name, request.name):
+            shutil.copytree(original, folder)
+            record(folder, request)
+            if download is hub:
+                hub.mkdir(parents=True, exist_ok=True)
+            else:
+                download.write_bytes(b"GGUF")
+            assert main(["models", "remove", name]) == 0
+            assert str(download) in capsys.readouterr().err
+            assert download.exists()
+            shutil.copytree(original, folder)
+            record(folder, request)
+            assert main(["models", "remove", name, "--downloads"]) == 0
+            assert not download.exists()
+            assert not folder.exists()
+
+
+def test_default_28_is_a_name_of_its_own(
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running("--target", write_directory(tmp_path / "model")):
+        pass
+    (folder,) = (cache / "artifacts").glob("[!.]*")
+    for name, skipped in DEFAULTS.items():
+        copy = shutil.copytree(folder, folder.with_name(name + "-fp32"))
+        record(copy, ModelRequest(source=DEFAULT, form="fp32", skipped_layers=skipped))
+    shutil.rmtree(folder)
+    assert {each["made_of"] for each in listed(capsys)} == {*DEFAULTS}
+    for name in DEFAULTS:
+        assert main(["models", "show", name]) == 0
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert ["│", "made", "of", "│", name, "│"] in lines
+    with pytest.raises(ArtifactError, match="Did you mean default-28"):
+        fetch_model("default-2", "drafter")
+    assert main(["models", "remove", DEFAULT]) == 0
+    assert [each["made_of"] for each in listed(capsys)] == ["default-28"]
+
+
+def test_a_cache_is_named_by_any_of_its_paths(
+    tmp_path: Path, cache: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running("--target", write_directory(tmp_path / "model")):
+        pass
+    (folder,) = (cache / "artifacts").glob("[!.]*")
+    (tmp_path / "link").symlink_to(cache)
+    monkeypatch.chdir(tmp_path)
+    others = [cache, tmp_path / "link", Path("cache"), Path("link")]
+    for named in others:
+        monkeypatch.setenv("PILOTFISH_CACHE", str(named))
+        for other in others:
+            path = str(other / "artifacts" / folder.name)
+            assert main(["models", "show", path, "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)[0]["made_of"]
+            assert len(entries_named(path, list_contents())) == 1
+    assert not any(each["in_use"] for each in listed(capsys))
+    assert fetch_model(folder, "target") == folder
+    assert all(each["in_use"] for each in listed(capsys))
 
 
 @pytest.mark.parametrize(

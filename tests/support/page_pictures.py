@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from playwright.sync_api import expect
 
 from pilotfish import EdgeServer
-from pilotfish.cli.default_models import default_drafter, default_target
+from pilotfish.cli.default_models import DEFAULT, drafter_folder, target_folder
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.wire import keys
 from tests.support.browsing import PATIENT_MS, chromium, finished, say
@@ -78,9 +78,9 @@ def chat_scenes(browser: Any, folder: Path) -> None:
     """Take a chat: idle, streaming, cut off, connected again, and after a reload."""
     flags = ("--on-link-loss", "local")
     with (
-        EdgeServer(default_target(), threads=1) as edge,
+        EdgeServer(target_folder(Path(DEFAULT)), threads=1) as edge,
         Emulator(edge.endpoint, Conditions(rtt_s=0.03)) as link,
-        serving(default_drafter("default"), link.endpoint, *flags) as service,
+        serving(drafter_folder(Path(DEFAULT)), link.endpoint, *flags) as service,
         opened(browser, service.url, folder) as (page, camera),
     ):
         up = page.locator("#pill[data-state=up]")
@@ -128,8 +128,8 @@ def refused_scene(browser: Any, folder: Path) -> None:
         keys.allow(here, keys.create(here / "another", keys.DEVICE))
         flags = ("--keys", here, "--on-link-loss", "local")
         with (
-            EdgeServer(default_target(), keys=here, threads=1) as edge,
-            serving(default_drafter("default"), edge.endpoint, *flags) as service,
+            EdgeServer(target_folder(Path(DEFAULT)), keys=here, threads=1) as edge,
+            serving(drafter_folder(Path(DEFAULT)), edge.endpoint, *flags) as service,
             opened(browser, service.url, folder) as (page, camera),
         ):
             expect(page.locator("#outage-title")).to_contain_text("refused: key")
@@ -144,7 +144,7 @@ def api_key_scene(browser: Any, folder: Path) -> None:
         listed.chmod(0o600)
         flags = ("--protocol", "local", "--api-keys", listed)
         with (
-            serving(default_drafter("default"), None, *flags) as service,
+            serving(drafter_folder(Path(DEFAULT)), None, *flags) as service,
             opened(browser, service.url, folder) as (page, camera),
         ):
             page.fill("#key", "a key that is wrong")

@@ -11,12 +11,7 @@ from rich.console import Console
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.progress import ProgressDisplay
-from pilotfish.cli.default_models import (
-    default_drafter,
-    default_target,
-    drafter_folder,
-    target_folder,
-)
+from pilotfish.cli.default_models import DEFAULT, drafter_folder, target_folder
 from pilotfish.cli.export import default_artifact
 from pilotfish.cli.field.paper_judge import SweepJudge
 from pilotfish.cli.options import Commands, int_between, json_option, write_json
@@ -177,8 +172,8 @@ def _measure(
     args: argparse.Namespace, paper: Paper, figures: Sequence[Figure]
 ) -> dict[str, FigureFile | None]:
     """Measure the figures on this machine; return them by key."""
-    draft = default_drafter(paper.drafter) if args.draft is None else drafter_folder(args.draft)
-    target = default_target() if args.target is None else target_folder(args.target)
+    draft = drafter_folder(args.draft or Path(paper.drafter))
+    target = target_folder(args.target or Path(DEFAULT))
     seed = args.seed or 0
     judge = None if paper.head is None else SweepJudge(args.head or paper.head, seed)
     prompts = default_prompts() if judge is None else judge.prompts
