@@ -37,7 +37,7 @@ class Conversation:
         self._messages = [*before]
         self._called = {call["id"] for message in before for call in message.get("tool_calls", ())}
         self.turn: Turn | None = None
-        self._calls: list[ToolCall] = []  # these belong to the turn, which gets them when it ends
+        self._calls: list[ToolCall] = []  # the turn gets them when it ends
 
     @property
     def has_calls(self) -> bool:

@@ -123,7 +123,7 @@ class _FieldCheck:
             return _UNKNOWN
 
         values = msgspec.json.decode(data, type=dict[_Key, msgspec.Raw], dec_hook=read_key)
-        for name, value in values.items():  # the order is the body's
+        for name, value in values.items():  # the first field at fault is named
             if name in kind.neutral and not _is_one_of(value, kind.neutral[name]):
                 raise unsupported_field(where + name)
             if name in kind.unsupported_hints and not _is_one_of(
