@@ -323,10 +323,10 @@ def test_what_is_stored_is_bounded_and_may_be_broken(page: Page) -> None:
 # The request as a command
 
 
-def copied(page: Page, service: Serving, which: int = -1) -> str:
+def copied(page: Page, service: Serving, index: int = -1) -> str:
     """Copy the request of an answer (-1: the last one), and read the clipboard."""
     page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=service.url)
-    button = page.get_by_role("button", name="Copy as curl").nth(which)
+    button = page.get_by_role("button", name="Copy as curl").nth(index)
     button.click()
     expect(button).to_have_attribute("data-label", "Copied")
     text: str = page.evaluate("navigator.clipboard.readText()")
