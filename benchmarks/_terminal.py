@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-_SEQUENCE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
+# A control sequence with its numbers and its command, a command of the system, or another escape.
+_SEQUENCE = re.compile(r"\x1b\[([0-?]*)[ -/]*([@-~])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[^\[\]]")
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
 
@@ -78,7 +79,7 @@ class Recording:
             self.lines.append({})
 
     def _obey(self, numbers: str, command: str) -> None:
-        if command == "m":
+        if command == "m" and not numbers.startswith(("<", "=", ">", "?")):
             for number in numbers.split(";"):
                 self._set_style(int(number or 0))
         elif command == "A":

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from _common import Goal, Rows, at_most, conclude, options
@@ -68,13 +69,17 @@ class Output:
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self.process, self.text = process, ""
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def until(self, pattern: str) -> str:
-        """Wait for a line that has the pattern; return its first group, or all of the match."""
+        """Wait for the pattern; return its first group, or all of the match.
+
+        The output may end anywhere, so a pattern that may match more goes on to what follows it.
+        """
         end_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < end_s:
-            ended = self.process.poll() is not None
+            ended = not self._reader.is_alive()
             if match := re.search(pattern, self.text, re.MULTILINE):
                 return match[1] if match.re.groups else match[0]
             if ended:
@@ -86,7 +91,7 @@ class Output:
         """Wait for the command's end; return what it printed."""
         if self.process.wait(PATIENCE_S) != 0:
             raise PilotfishError(f"A command failed:\n{self.text[-3000:]}")
-        time.sleep(0.1)  # the reading thread has the rest by then
+        self._reader.join(PATIENCE_S)
         return self.text
 
     def _read(self) -> None:
@@ -102,12 +107,15 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="folder that keeps the fresh system")
     args = parser.parse_args()
     ways = {"demo": _demo, "up": _up, "two": _two}
+    wanted = args.only.split(",")
+    if unknown := [name for name in wanted if name not in ways]:
+        parser.error(f"--only: there is no way {', '.join(unknown)}; ways: {', '.join(ways)}")
     rows: Rows = []
     with tempfile.TemporaryDirectory(prefix="pilotfish-hour-", dir="/var/tmp") as name:
-        house = House(Path(name), args.cache or Path(name), args.bind)
-        for wanted in args.only.split(","):
-            with ExitStack() as machines:
-                rows.append(ways[wanted](house, machines).row())
+        machines = Machines(Path(name), args.cache or Path(name), args.bind)
+        for each in wanted:
+            with ExitStack() as stack:
+                rows.append(ways[each](machines, stack).row())
     goals: list[Goal] = [
         at_most("two machines: commands", float(row["commands"]), 6)
         for row in rows
@@ -117,7 +125,7 @@ def main() -> int:
     return conclude(args, title, COLUMNS, rows, goals)
 
 
-class House:
+class Machines:
     """Makes empty machines, and the wheel of this checkout."""
 
     def __init__(self, folder: Path, cache: Path, bound: Sequence[Path]) -> None:
@@ -132,7 +140,7 @@ class House:
         self.environment = {"HOME": "/root", "PATH": path, "TERM": "dumb", "LANG": "C.UTF-8"}
         self.environment |= passed
 
-    def machine(self, stack: ExitStack) -> "Typed":
+    def machine(self, stack: ExitStack) -> "Shell":
         """Boot an empty machine, which ``stack`` switches off."""
         from tests.deploy.booted import rootfs
         from tests.deploy.booted.machine import Machine
@@ -143,22 +151,23 @@ class House:
         machine = Machine(root, shares_network=True, bound=self._bound)
         machine.boot()
         stack.callback(machine.cut_power)
-        return Typed(
+        return Shell(
             lambda command: Output(
                 machine.start("bash", "-c", f"cd; {command}", environment=self.environment)
             ),
             root,
         )
 
-    def place_repository(self, machine: "Typed") -> None:
+    def place_repository(self, machine: "Shell") -> None:
         """Put the commits of this checkout where the machine can clone them."""
         subprocess.run(
             ["git", "clone", "-q", "--bare", str(ROOT), str(machine.root / REPOSITORY[1:])],
             check=True,
         )
 
+    @cached_property
     def wheel(self) -> Path:
-        """Build the wheel of this checkout."""
+        """The wheel of this checkout, which is built when it is first asked for."""
         made = self._folder / "dist"
         command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", made, ROOT]
         subprocess.run([*map(str, command)], check=True)
@@ -166,14 +175,14 @@ class House:
 
 
 @dataclass(frozen=True)
-class Typed:
+class Shell:
     """A machine at which one types; run: starts a command. root: its file system."""
 
     run: Callable[[str], Output]
     root: Path
 
 
-def _answered(way: Way, machine: Typed, curl: str) -> None:
+def _ask(way: Way, machine: Shell, curl: str) -> None:
     """Paste the curl line that a command printed, until the first answer is there."""
     reply = machine.run(curl).end()
     if '"content"' not in reply:
@@ -181,10 +190,10 @@ def _answered(way: Way, machine: Typed, curl: str) -> None:
     way.reach("first answer")
 
 
-def _demo(house: House, stack: ExitStack) -> Way:
-    """Clone and `make demo`, then `up`."""
-    machine, way = house.machine(stack), Way("demo")
-    house.place_repository(machine)
+def _demo(machines: Machines, stack: ExitStack) -> Way:
+    """Clone and `make demo`."""
+    machine, way = machines.machine(stack), Way("demo")
+    machines.place_repository(machine)
     way.type("A", f"git clone {REPOSITORY}")
     machine.run(f"git -c safe.directory='*' clone -q {REPOSITORY}").end()
     way.type("A", "make -C pilotfish demo")
@@ -198,41 +207,43 @@ def _demo(house: House, stack: ExitStack) -> Way:
     return way
 
 
-def _up(house: House, stack: ExitStack) -> Way:
+def _up(machines: Machines, stack: ExitStack) -> Way:
     """Install the wheel, then `up` and the curl line that it prints."""
-    machine, way = house.machine(stack), Way("up")
-    _install(house, way, "A", machine)
+    machine, way = machines.machine(stack), Way("up")
+    _ = machines.wheel  # its build is no time of the user
+    _install(machines, way, "A", machine)
     way.reach("install")
     way.type("A", "v/bin/pilotfish up")
     up = machine.run("exec v/bin/pilotfish up")
     curl = _curl(up)
     way.reach("until ready")
-    _answered(way, machine, curl)
+    _ask(way, machine, curl)
     _stop(up)
     return way
 
 
-def _two(house: House, stack: ExitStack) -> Way:
+def _two(machines: Machines, stack: ExitStack) -> Way:
     """Install the wheel on both machines; `edge up` on one, its line on the other."""
-    edge, device, way = house.machine(stack), house.machine(stack), Way("two")
-    _install(house, way, "edge", edge)
-    _install(house, way, "device", device)
+    edge, device, way = machines.machine(stack), machines.machine(stack), Way("two")
+    _ = machines.wheel  # its build is no time of the user
+    _install(machines, way, "edge", edge)
+    _install(machines, way, "device", device)
     way.reach("install")
     way.type("edge", "v/bin/pilotfish edge up")
     edge_up = edge.run("exec v/bin/pilotfish edge up")
-    line = edge_up.until(r"pilotfish (device up \S+)")
+    line = edge_up.until(r"pilotfish (device up \S+)\s")
     way.type("device", f"v/bin/pilotfish {line[:40]}…")
     device_up = device.run(f"exec v/bin/pilotfish {line}")
     curl = _curl(device_up)
     way.reach("until ready")
-    _answered(way, device, curl)
+    _ask(way, device, curl)
     _stop(device_up)
     _stop(edge_up)
     return way
 
 
-def _install(house: House, way: Way, name: str, machine: Typed) -> None:
-    wheel = house.wheel()
+def _install(machines: Machines, way: Way, name: str, machine: Shell) -> None:
+    wheel = machines.wheel
     (machine.root / "root" / wheel.name).write_bytes(wheel.read_bytes())
     for command in ("python3 -m venv v", INSTALLED.format(wheel=wheel.name)):
         way.type(name, command)
@@ -241,7 +252,7 @@ def _install(house: House, way: Way, name: str, machine: Typed) -> None:
 
 def _curl(output: Output) -> str:
     """Return the curl line that a command printed, with the lines that continue it."""
-    return output.until(r"(?m)^ *(curl (?:.*\\\n)*.*)$")
+    return output.until(r"^ *(curl (?:.*\\\n)*.*[^\\\n])\n")
 
 
 def _stop(output: Output) -> None:

@@ -136,7 +136,10 @@ def cpu_s(pid: int) -> float:
 
 
 class Bench:
-    """A device and the edge's process. gap: of two tokens after a prompt and an answer's begin."""
+    """A device, its edge's process, and the target that judges where answers part.
+
+    tokens: most of an answer; 0: no limit.
+    """
 
     def __init__(self, device: Device, edge_pid: int, target: Path, tokens: int) -> None:
         self._device, self._edge_pid, self._target = device, edge_pid, target

@@ -14,7 +14,7 @@ import logging
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 from weakref import WeakKeyDictionary, WeakSet
@@ -136,14 +136,20 @@ class AsyncDevice:
         return self._usable().lanes[0].device
 
     def _usable(self) -> Lanes:
-        """Return the lanes of an open device; raise `DeviceClosedError` if it is not open."""
+        """Return the lanes of an open device.
+
+        Raises `DeviceClosedError` if it is not open, and `UnsupportedError` outside of its loop.
+        """
         if self._lanes is None:
             raise DeviceClosedError("The device is not open: use it within `async with`.")
         if self._closing is not None:
             raise DeviceClosedError("The device is closed: open another one.")
-        if asyncio.get_running_loop() is not self._loop:
+        loop: asyncio.AbstractEventLoop | None = None
+        with suppress(RuntimeError):  # this thread runs no loop
+            loop = asyncio.get_running_loop()
+        if loop is not self._loop:
             raise UnsupportedError(
-                "This AsyncDevice belongs to another event loop: open one in this loop."
+                "This AsyncDevice belongs to the event loop that opened it: use it in a task there."
             )
         return self._lanes
 

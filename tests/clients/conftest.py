@@ -21,7 +21,9 @@ assert callers  # a fixture
 
 CLIENTS = Path(f"{sys.prefix}-clients")
 PROGRAMS = Path(__file__).parent / "programs"
-# None of them may look for a hub, report its use, or read a user's keys.
+# A client gets these of this process's variables. Others may hold a user's keys or proxies.
+PASSED = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "TMPDIR", "TZ")
+# No client may look for a hub or report its use.
 SEALED = {
     "DO_NOT_TRACK": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -53,8 +55,9 @@ def service(callers: Pair) -> Iterator[Serving]:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Variables of a client's process, with an empty home."""
-    return {**os.environ, **SEALED, "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hub")}
+    """All variables of a client's process, with an empty home."""
+    passed = {name: os.environ[name] for name in PASSED if name in os.environ}
+    return {**passed, **SEALED, "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hub")}
 
 
 @pytest.fixture

@@ -335,7 +335,12 @@ def test_a_closed_or_unopened_device_says_so(pair: Pair) -> None:
                 with pytest.raises(UnsupportedError, match="event loop"):
                     await opened.generate("x")
 
+            def outside() -> None:
+                with pytest.raises(UnsupportedError, match="event loop"):
+                    opened.stream("x")
+
             await asyncio.to_thread(asyncio.run, elsewhere())
+            await asyncio.to_thread(outside)
         with pytest.raises(DeviceClosedError, match="another"):
             async with opened:
                 pass

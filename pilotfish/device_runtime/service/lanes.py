@@ -175,6 +175,7 @@ class Lanes:
         self._now_s = 0.0
         self._typical_s = _FIRST_GUESS_S
         self.draining = False
+        self._closed = False  # whether `close` has waited for the threads
         for lane in self.lanes:
             lane.start()
 
@@ -274,8 +275,11 @@ class Lanes:
         job.post(reason)
 
     def _interrupt(self, lane: Lane, job: AnswerJob) -> None:
-        """Interrupt a given-up job until its lane is free: the first time it may not have begun."""
-        if lane.job is job:
+        """Interrupt a given-up job until its lane is free: the first time it may not have begun.
+
+        A lane that still hangs when the lanes have been closed is left alone.
+        """
+        if lane.job is job and lane.is_alive() and not self._closed:
             lane.device.interrupt()
             self._loop.call_later(_INTERRUPT_AGAIN_S, self._interrupt, lane, job)
 
@@ -322,6 +326,7 @@ class Lanes:
             lane.join(max(0.0, until_s - time.monotonic()))
             if not lane.is_alive():  # a lane that hangs still uses its device
                 lane.device.close()
+        self._closed = True
         return not any(lane.is_alive() for lane in self.lanes)
 
     def _post(

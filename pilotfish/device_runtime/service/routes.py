@@ -1,4 +1,4 @@
-"""The routes of the HTTP service, but those of the chat page (`chat_page`)."""
+"""The routes of the HTTP service. Those of the chat page are served by `chat_page`."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial

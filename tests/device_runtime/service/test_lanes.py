@@ -299,6 +299,44 @@ def test_a_lane_that_hangs_is_seen(pair: Pair, edge: EdgeServer) -> None:
         assert asyncio.run(hang()) == ([], [0], [])
 
 
+class CountingDevice(Device):
+    """Counts its interruptions."""
+
+    interruptions = 0
+
+    def interrupt(self) -> None:
+        self.interruptions += 1
+        super().interrupt()
+
+
+def test_a_lane_that_hangs_is_left_alone_once_the_lanes_are_closed(
+    pair: Pair, edge: EdgeServer
+) -> None:
+    go_on = threading.Event()
+
+    async def abandon() -> tuple[bool, int, int, int]:
+        lanes = Lanes([device], places=1)
+        with lanes.admit("somebody") as job:
+            lanes.submit(job, device.prompt([1, 2, 3]), Request(max_tokens=8), streamed=False)
+            await asyncio.sleep(0.3)
+        before = device.interruptions
+        ended = await asyncio.to_thread(lanes.close, 0.5)
+        at_close = device.interruptions
+        await asyncio.sleep(0.5)
+        later = device.interruptions
+        go_on.set()
+        await asyncio.to_thread(lanes.lanes[0].join, 30)
+        return ended, before, at_close, later
+
+    with CountingDevice(
+        pair.draft, edge.endpoint, threads=1, on_round=lambda _: go_on.wait(30)
+    ) as device:
+        ended, before, at_close, later = asyncio.run(abandon())
+    assert not ended
+    assert before < at_close  # while there is hope
+    assert later == at_close
+
+
 def test_an_answer_that_nobody_takes_is_given_up(long_pair: Pair) -> None:
     """So many pieces may wait for a client; a lane makes no more for it."""
 

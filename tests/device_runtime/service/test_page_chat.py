@@ -46,6 +46,7 @@ FLAGS = ("--protocol", "coupled", "--window", "4", "--temperature", "1")
 KEY = "0123456789abcdef0123"
 QUESTION = """it's "quoted" $HOME `id` \\ !1
 second line"""
+BEFORE_THE_KEYS = '{"version": 1, "cut": false, "turns": []}'  # a stored conversation
 _LOOKS = "spans => spans.map(e => [e.dataset.origin, getComputedStyle(e).color])"
 
 
@@ -322,10 +323,10 @@ def test_what_is_stored_is_bounded_and_may_be_broken(page: Page) -> None:
 # The request as a command
 
 
-def copied(page: Page, service: Serving) -> str:
-    """Copy the last answer's request, and read the clipboard."""
+def copied(page: Page, service: Serving, index: int = -1) -> str:
+    """Copy the request of an answer (-1: the last one), and read the clipboard."""
     page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=service.url)
-    button = page.get_by_role("button", name="Copy as curl").last
+    button = page.get_by_role("button", name="Copy as curl").nth(index)
     button.click()
     expect(button).to_have_attribute("data-label", "Copied")
     text: str = page.evaluate("navigator.clipboard.readText()")
@@ -358,6 +359,25 @@ def test_a_copied_request_gives_the_same_answer(page: Page, service: Serving) ->
     assert copied(page, service) == command
 
 
+def test_the_copied_request_of_a_failed_answer_has_no_later_message(
+    open_page: Callable[..., Page], service: Serving
+) -> None:
+    page = open_page(service, faults_may="Failed to load")
+    completions = "**/v1/chat/completions"
+    for text in ("first", "lost", "later"):
+        if text == "lost":
+            page.route(completions, lambda route: route.abort())
+        say(page, text, tokens=5)
+        finished(page)
+        page.unroute(completions)
+    expect(page.locator("article .failure")).to_have_count(1)
+    command = copied(page, service, 1)
+    assert '"lost"' in command
+    assert '"first"' in command
+    assert '"later"' not in command
+    assert '"lost"' not in copied(page, service, 2)
+
+
 def test_a_copied_request_names_a_variable_and_never_the_key(
     open_page: Callable[..., Page], pair: Pair, tmp_path: Path
 ) -> None:
@@ -367,6 +387,7 @@ def test_a_copied_request_names_a_variable_and_never_the_key(
     flags = ("--protocol", "local", "--temperature", "0", "--api-keys", listed)
     with serving(pair.draft, None, *flags) as started:
         page = open_page(started, faults_may="401")
+        page.evaluate(f"localStorage.setItem('pilotfish-chat', '{BEFORE_THE_KEYS}')")
         page.fill("#key", KEY)
         page.press("#key", "Enter")
         say(page, "hello", tokens=8)
@@ -377,8 +398,10 @@ def test_a_copied_request_names_a_variable_and_never_the_key(
         assert body["choices"][0]["message"]["content"] == answer(page)
         # the chat lives as long as the key: in this tab
         assert page.evaluate("localStorage.length") == 0
+        page.evaluate(f"localStorage.setItem('pilotfish-chat', '{BEFORE_THE_KEYS}')")
         page.reload()
         expect(page.locator("article")).to_have_count(2)
+        assert page.evaluate("localStorage.length") == 0
         with page.context.expect_page() as opening:
             page.evaluate("open('/', '_blank', 'noopener')")
         other = opening.value

@@ -16,7 +16,9 @@ export class Chat {
   #log;
   #announce;
   #send;
-  #turns = []; // answered turns: { messages, parameters, answer }; messages: those before the answer
+  // answered turns: { messages, parameters, answer, earlier }; messages: those before the answer;
+  // earlier: the answered turns before this one, also of a turn that fails
+  #turns = [];
   #openCalls = null; // the last answer's Calls, if their results have not been sent
   #running = null; // AbortController of the running answer
   #unfinished = null; // the turn of the running answer
@@ -76,8 +78,9 @@ export class Chat {
       const question = messages.find(({ role }) => role === "user");
       if (question) showWithCode(this.#turn("user").body, question.content);
       const elements = this.#turn("assistant");
-      const turn = { messages, parameters, answer: new Answer(elements) };
-      turn.answer.replay(record);
+      const answer = new Answer(elements);
+      const turn = { messages, parameters, answer, earlier: [...this.#turns] };
+      answer.replay(record);
       this.#addFoot(elements, turn);
       this.#addTurn(turn);
     }
@@ -98,11 +101,12 @@ export class Chat {
     const elements = this.#turn("assistant");
     const answer = new Answer(elements);
     answer.begin();
-    const turn = (this.#unfinished = { messages, parameters, answer });
+    const turn = { messages, parameters, answer, earlier: [...this.#turns] };
+    this.#unfinished = turn;
     let complete = true;
     this.#announce("Answering.");
     try {
-      const request = { ...parameters, messages: this.#messagesUntil(turn) };
+      const request = { ...parameters, messages: messagesUntil(turn) };
       await this.#stream(request, answer, running.signal);
       const more = answer.endsInCalls ? " It calls tools." : "";
       this.#announce(`Answer complete, ${answer.tokens} tokens.${more}`);
@@ -140,19 +144,15 @@ export class Chat {
     this.#followEnd(() => this.#openCalls.showResultFields(() => this.busy || this.#send(null)));
   }
 
-  /** Return the messages of the request for a turn: all earlier ones and its own. */
-  #messagesUntil(turn) {
-    const at = this.#turns.indexOf(turn);
-    const earlier = at < 0 ? this.#turns : this.#turns.slice(0, at);
-    const said = earlier.flatMap(({ messages, answer }) => [...messages, answer.message]);
-    return [...said, ...turn.messages];
-  }
-
   /** Save the turns, and the running answer as far as it goes. */
   #save() {
     const running = this.#unfinished ? [this.#unfinished] : [];
     saveTurns(
-      [...this.#turns, ...running].map(({ answer, ...turn }) => ({ ...turn, record: answer.record })),
+      [...this.#turns, ...running].map(({ messages, parameters, answer }) => ({
+        messages,
+        parameters,
+        record: answer.record,
+      })),
     );
   }
 
@@ -188,7 +188,7 @@ export class Chat {
     foot.append(
       copyButton("Copy as curl", "Copy as curl: the request of this answer", () => {
         const { logprobs, top_logprobs, ...fields } = turn.parameters; // only the page needs these
-        return curlCommand({ model: modelName(), messages: this.#messagesUntil(turn), ...fields });
+        return curlCommand({ model: modelName(), messages: messagesUntil(turn), ...fields });
       }),
     );
     if (summary) foot.append(createReason(summary, turn.parameters));
@@ -229,6 +229,12 @@ export class Chat {
   #scrollToEnd() {
     this.#log.scrollTop = this.#log.scrollHeight;
   }
+}
+
+/** Return the messages of the request for a turn: all earlier ones and its own. */
+function messagesUntil({ earlier, messages }) {
+  const said = earlier.flatMap((turn) => [...turn.messages, turn.answer.message]);
+  return [...said, ...messages];
 }
 
 /** Whether the end of the log is in sight. */

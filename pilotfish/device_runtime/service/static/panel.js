@@ -66,7 +66,7 @@ function hintShares(hints) {
 }
 
 function showStatus(status) {
-  const { link, acceptance, rounds, protocol, lanes, energy } = status;
+  const { link, acceptance, rounds, lanes, energy } = status;
   showLink(link, status.edge);
   showOutage(link, status.on_link_loss);
   offerProtocols(status.protocols);

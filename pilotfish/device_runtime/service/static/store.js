@@ -19,11 +19,13 @@ export function saveTurns(turns) {
   while (first > 0 && turns[first]?.messages[0]?.role === "tool") first += 1;
   const saved = `{"version":${VERSION},"cut":${first > 0},"turns":[${texts.slice(first)}]}`;
   write(sessionStorage, saved);
-  if (!hasKey()) write(localStorage, saved);
+  if (hasKey()) localStorage.removeItem(NAME); // from before the keys
+  else write(localStorage, saved);
 }
 
 /** Return the saved { turns, cut }; cut: whether older turns were dropped. */
 export function loadTurns() {
+  if (hasKey()) localStorage.removeItem(NAME);
   for (const storage of hasKey() ? [sessionStorage] : [sessionStorage, localStorage]) {
     try {
       const saved = JSON.parse(storage.getItem(NAME));
