@@ -10,7 +10,7 @@ from threading import Thread
 
 from msgspec.structs import replace
 
-from pilotfish.base.errors import PilotfishError
+from pilotfish.base.errors import KeysError, PilotfishError
 from pilotfish.cli import edge_worker
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
 from pilotfish.cli.default_models import DEFAULT, drafter_folder, target_folder
@@ -87,19 +87,25 @@ def _add_up(actions: "argparse._SubParsersAction[ConfiguredParser]") -> None:
 def _up(args: argparse.Namespace) -> int:
     settings = from_args(args, InvitationSettings)
     if not (args.keys / f"{EDGE}.key").exists():
+        if (args.keys / f"{EDGE}.pub").exists():
+            raise KeysError(
+                f"{args.keys} belongs to a device: its {EDGE}.pub is another edge's. Give this "
+                "edge a folder of its own (--keys DIR)."
+            )
         create(args.keys, EDGE)
 
     def announce(endpoint: str) -> None:
         _announce(endpoint)
-        Thread(target=_invite, args=(args.keys, settings), name="invite", daemon=True).start()
+        inviting = (args.keys, settings, endpoint)
+        Thread(target=_invite, args=inviting, name="invite", daemon=True).start()
 
     return _serve(args, announce)
 
 
-def _invite(folder: Path, settings: InvitationSettings) -> None:
+def _invite(folder: Path, settings: InvitationSettings, endpoint: str) -> None:
     """Invite the first device, while the edge serves those that are enrolled."""
     try:
-        invite(folder, settings, edge_within_s=math.inf)
+        invite(folder, settings, math.inf, endpoint)
     except (PilotfishError, OSError) as error:  # the edge goes on
         complain(f"{error} To invite a device: {invite_command(folder)}")
 

@@ -52,12 +52,18 @@ class InvitationSettings(Struct, frozen=True, kw_only=True):
     ] = None
 
 
-def invite(folder: Path, settings: InvitationSettings, edge_within_s: float) -> None:
+def invite(
+    folder: Path,
+    settings: InvitationSettings,
+    edge_within_s: float,
+    endpoint: str | None = None,
+) -> None:
     """Invite one device, and return when it is allowed.
 
-    folder: the key folder of a running edge, which has ``edge_within_s`` seconds to admit the
-    one-time key. Raises `EdgeUnreachableError` if no edge does, `InvitationError` if no device uses
-    the line, `KeysError` if the folder is missing or has a device of this name already.
+    folder: the key folder of a running edge, which has ``edge_within_s`` seconds to admit the one-
+    time key. endpoint: that edge's, if several use the folder. Raises `EdgeUnreachableError` if no
+    edge does, `InvitationError` if no device uses the line, `KeysError` if the folder is missing or
+    has a device of this name already.
     """
     if not folder.is_dir():
         raise KeysError(
@@ -67,7 +73,11 @@ def invite(folder: Path, settings: InvitationSettings, edge_within_s: float) -> 
     if settings.device_name is not None:
         expect_free_name(folder, settings.device_name)
     with Inviter(
-        folder, valid_s=settings.valid_s, name=settings.device_name, problem=complain
+        folder,
+        valid_s=settings.valid_s,
+        name=settings.device_name,
+        problem=complain,
+        endpoint=endpoint,
     ) as inviter:
         edge = inviter.await_edge(edge_within_s)
         if edge is None:
@@ -101,7 +111,9 @@ def accept(words: Sequence[str], folder: Path, name: str | None) -> str:
     text = " ".join(words)
     if list(words) == ["-"]:
         with reading_file(lambda problem: InvitationError(f"stdin cannot be read: {problem}.")):
-            text = sys.stdin.readline(MOST_TEXT)  # not to the end: `edge up` keeps the pipe open
+            # not to the end: `edge up` keeps the pipe open
+            lines = iter(lambda: sys.stdin.readline(MOST_TEXT), "")
+            text = next((line for line in lines if line.strip()), "")
     enrolment = enrol(parse_line(text), folder, name)
     as_name = f"as {enrolment.name}" if enrolment.name else "already"
     _say(f"this device is enrolled {as_name} at {enrolment.address}")

@@ -57,6 +57,7 @@ def enrol(
     if the edge refuses the invitation; `EdgeUnreachableError` if nobody answers, or somebody who
     does not have the edge's key; `KeysError`.
     """
+    _refuse_another_edges_folder(directory, invitation)
     if not (directory / f"{keys.DEVICE}.key").exists():
         keys.create(directory, keys.DEVICE)
     secret = keys.device_secret(directory)
@@ -73,6 +74,17 @@ def enrol(
         chosen = ""
     _store(directory, invitation)
     return Enrolment(invitation.address, chosen)
+
+
+def _refuse_another_edges_folder(directory: Path, invitation: Invitation) -> None:
+    """Raise `KeysError` if this folder has another edge's secret key: edge.pub belongs to it."""
+    if not (directory / f"{keys.EDGE}.key").exists():
+        return
+    if zmq.curve_public(keys.edge_secret(directory)) != invitation.edge:
+        raise KeysError(
+            f"{directory} has the keys of another edge: give this device a folder of its own "
+            "(--keys DIR)."
+        )
 
 
 def stored_address(directory: Path) -> str:

@@ -28,6 +28,7 @@ from pilotfish.wire.invitation_socket import (
     read_from_inviter,
     socket_paths,
 )
+from pilotfish.wire.keys import valid_name
 from pilotfish.wire.transport import Envelope, Listener
 
 _log = logging.getLogger("pilotfish.edge")
@@ -133,7 +134,7 @@ class Invitations:
         if answer.name:
             _log.info("enrolled %s by invitation", answer.name)
             self._on_enrolled()
-            self._send(client, EnrolReply(name=answer.name))
+            self._send(client, EnrolReply(name=valid_name(answer.name)))
         else:
             self._send(client, m.Failure(code=answer.code, message=answer.message))
 

@@ -52,7 +52,8 @@ class Inviter:
 
     valid_s: seconds from now on in which a device may use it. name: the device's name on the list;
     None: the device chooses it. problem: called with the reason why a device could not be allowed,
-    which the device does not learn. Raises `KeysError`.
+    which the device does not learn. endpoint: the edge that invites, of several that use the
+    folder; None: the first that connects. Raises `KeysError`.
     """
 
     def __init__(
@@ -62,11 +63,14 @@ class Inviter:
         valid_s: float,
         name: str | None = None,
         problem: Callable[[str], object] = lambda reason: None,
+        endpoint: str | None = None,
     ) -> None:
         self._directory, self._name, self._problem = directory, name, problem
+        self._endpoint = endpoint
         self._public, self._secret = zmq.curve_keypair()
         self._deadline_s = boot_s() + valid_s
         self._edge: EdgeIdentity | None = None
+        self._edges: set[socket.socket] = set()  # connections of edges that invite
         self._wrong = 0
         self._device: EnrolledDevice | None = None
         self._listening, self._path = invitation_socket.listen(directory, secrets.token_hex(8))
@@ -146,13 +150,25 @@ class Inviter:
         except BlockingIOError:  # the selector was wrong
             return
         match message:
-            case EdgeIdentity() as edge:
+            case EdgeIdentity() as edge if self._is_invited_to(edge):
+                self._edges.add(connection)
                 self._edge = self._edge or edge
-            case Relayed() as relayed:
+            case Relayed() as relayed if connection in self._edges:
                 self._send(connection, self._answer(relayed.header, relayed.peer))
-            case None:
+            case _:
+                self._edges.discard(connection)
                 self._selector.unregister(connection)
                 connection.close()
+
+    def _is_invited_to(self, edge: EdgeIdentity) -> bool:
+        """Return whether a device may be sent there: the edge has the folder's key, or its former.
+
+        Whoever enters the folder of sockets could claim any other key.
+        """
+        if self._endpoint not in (None, edge.endpoint):
+            return False
+        secrets_here = {keys.edge_secret(self._directory), keys.former_secret(self._directory)}
+        return edge.public.encode() in {zmq.curve_public(each) for each in secrets_here if each}
 
     def _send(self, connection: socket.socket, message: OneTimeKey | Answer) -> None:
         with suppress(OSError):  # the edge has gone, which the next read notices

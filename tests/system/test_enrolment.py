@@ -11,15 +11,17 @@ from pathlib import Path
 
 import httpx
 import pytest
+import zmq
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import EdgeUnreachableError, InvitationError, KeysError, UnsupportedError
 from pilotfish.cli.enrolment import device_address
 from pilotfish.device_runtime.enrolment import ADDRESS_FILE, enrol, stored_address
-from pilotfish.wire import keys
+from pilotfish.wire import invitation_socket, keys
 from pilotfish.wire.address import outgoing_address
 from pilotfish.wire.invitation import PREFIX, Invitation, parse_line
 from pilotfish.wire.inviter import Inviter
+from pilotfish.wire.messages import encode
 from tests.conftest import Pair
 from tests.support.commands import command, start
 from tests.support.enrolling import allowed, inviting, new_device, outcome
@@ -277,3 +279,26 @@ def test_a_link_in_place_of_the_sockets_folder_is_refused(tmp_path: Path) -> Non
         Inviter(tmp_path / "keys", valid_s=1.0)
     assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o711
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_folder_with_another_edges_keys_is_left_alone(
+    keyed_edge: EdgeServer, folder: Path, tmp_path: Path
+) -> None:
+    public = keys.create(tmp_path, keys.EDGE).read_bytes()
+    with inviting(folder, keyed_edge.endpoint) as invited:
+        with pytest.raises(KeysError, match="another edge"):
+            enrol(invited.invitation, tmp_path, "board")
+        assert (tmp_path / "edge.pub").read_bytes() == public
+        assert enrol(invited.invitation, tmp_path / "own", "board").name  # the line is still good
+
+
+def test_who_has_another_key_than_the_folders_is_no_edge(tmp_path: Path) -> None:
+    keys.create(tmp_path, keys.EDGE)
+    with Inviter(tmp_path, valid_s=60.0) as inviter:
+        [path] = invitation_socket.socket_paths(tmp_path)
+        with invitation_socket.connect(path) as connection:
+            identity = invitation_socket.EdgeIdentity(
+                endpoint="tcp://evil.example:7077", public=zmq.curve_keypair()[0].decode()
+            )
+            connection.send(encode(identity))
+            assert inviter.await_edge(0.5) is None
