@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from _terminal import Cell, Recording
 
-_WIDTH, _HEIGHT = 8.4, 19.0  # of a character and of a line, in the picture's units
+_WIDTH, _HEIGHT = 8.4, 19.0  # a character's width and a line's height, in the picture's units
 _MARGIN, _BAR = 18.0, 34.0
 _STEP_S = 0.05  # texts of the same twentieth of a second appear together
 _PAUSE_S = 3.0  # the end stands for a while before it begins again
