@@ -97,7 +97,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **CODEX,
             "input": [
-                *CODEX["input"],  # type: ignore[misc]  # a value is an object
+                *CODEX["input"],  # type: ignore[misc]  # these values are lists
                 {"type": "function_call", "name": "read_file", "arguments": "{}", "call_id": "c"},
                 {"type": "function_call_output", "call_id": "c", "output": "ab"},
             ],
@@ -110,7 +110,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
             **CODEX,
             "client_metadata": {"origin": "ab"},
             "tools": [
-                *CODEX["tools"],  # type: ignore[misc]  # a value is an object
+                *CODEX["tools"],  # type: ignore[misc]  # these values are lists
                 {"type": "web_search", "external_web_access": False},
             ],
         },
@@ -121,7 +121,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **HOME_ASSISTANT,
             "input": [
-                *HOME_ASSISTANT["input"],  # type: ignore[misc]  # a value is an object
+                *HOME_ASSISTANT["input"],  # type: ignore[misc]  # these values are lists
                 {"type": "function_call", "name": "read_file", "arguments": "{}", "call_id": "c"},
                 {"type": "function_call_output", "call_id": "c", "output": '{"ab": 1}'},
             ],

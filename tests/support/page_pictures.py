@@ -40,20 +40,20 @@ class Camera:
 
     def take(self, scene: str) -> None:
         for width, size in SIZES.items():
-            self._page.set_viewport_size(size)  # type: ignore[arg-type]  # a plain dict or text
+            self._page.set_viewport_size(size)  # type: ignore[arg-type]  # one of SIZES, or of the schemes
             self._page.evaluate("scrollTo(0, 0)")
             for scheme in SCHEMES:
-                self._page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # a plain dict or text
+                self._page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]  # one of SIZES, or of the schemes
                 self._page.screenshot(path=self._folder / f"{scene}-{width}-{scheme}.png")
             overflow = self._page.evaluate("document.documentElement.scrollWidth - innerWidth")
             assert overflow <= 0, f"{scene} scrolls sideways by {overflow} px at {width} px"
-        self._page.set_viewport_size(SIZES["1280"])  # type: ignore[arg-type]  # a plain dict or text
+        self._page.set_viewport_size(SIZES["1280"])  # type: ignore[arg-type]  # one of SIZES, or of the schemes
 
     def take_panel(self, scene: str) -> None:
         """Take the narrow page whole, with the panel that lies below the chat."""
-        self._page.set_viewport_size(SIZES["390"])  # type: ignore[arg-type]  # a plain dict or text
+        self._page.set_viewport_size(SIZES["390"])  # type: ignore[arg-type]  # one of SIZES, or of the schemes
         self._page.screenshot(path=self._folder / f"{scene}-390-whole.png", full_page=True)
-        self._page.set_viewport_size(SIZES["1280"])  # type: ignore[arg-type]  # a plain dict or text
+        self._page.set_viewport_size(SIZES["1280"])  # type: ignore[arg-type]  # one of SIZES, or of the schemes
 
 
 @contextmanager

@@ -276,7 +276,7 @@ def test_only_allowed_tools_are_called() -> None:
     choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": names}}
     base = {"messages": [{"role": "user", "content": "x"}], "tools": [FUNCTION, other]}
     (talk,) = chat_request(json.dumps({**base, "tool_choice": choice}).encode(), Request()).prompts
-    tools = talk.tools  # type: ignore[union-attr]  # it has tools
+    tools = talk.tools  # type: ignore[union-attr]  # a chat's prompt is a Talk
     assert tools is not None
     assert [tool.name for tool in tools.callable] == ["move"]
     assert [tool.name for tool in tools.tools] == ["move", "stay"]

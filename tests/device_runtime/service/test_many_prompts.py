@@ -224,10 +224,10 @@ def test_a_harness_scores_alike_in_batches_and_with_a_remote_tokenizer(
     local = [tuple(tokenizer.encode(part, special=True) for part in pair) for pair in texts]
     remote = [tuple(encode(service, part) for part in pair) for pair in texts]
     assert remote == local
-    alone = loglikelihoods(service, local, 1)  # type: ignore[arg-type]  # the reader takes both
+    alone = loglikelihoods(service, local, 1)  # type: ignore[arg-type]  # each is a pair
     for batch in (2, 5):
         for (value, best), (wanted, also) in zip(
-            loglikelihoods(service, remote, batch),  # type: ignore[arg-type]  # the reader takes both
+            loglikelihoods(service, remote, batch),  # type: ignore[arg-type]  # each is a pair
             alone,
             strict=True,
         ):
