@@ -39,7 +39,7 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing what tests and development need into $(VENV) (1.2 GB on disk) …"
-	@$(INSTALL) -e '.[cpu,export,serve,bundle,ray,field,dev]' $(SHORTLY)
+	@$(INSTALL) -e '.[cpu,export,serve,bundle,ray,field,table,traces,dev]' $(SHORTLY)
 	@$(INSTALL) -q --only-binary llama-cpp-python -e '.[llamacpp]' >/dev/null 2>&1 || \
 		echo "pip has no wheel of llama.cpp for this machine: its tests will skip"
 	@$(INSTALL) -q --only-binary tensorrt-rtx-cu12-libs,tensorrt-rtx-cu12-bindings -e '.[nvidia-builder]' >/dev/null 2>&1 || \
