@@ -28,7 +28,7 @@ from pilotfish.device_runtime.link.retry import AWAY, CancelToken, OutageLog, Re
 from pilotfish.device_runtime.link_renewal import channel_from
 from pilotfish.device_runtime.pair_statistics import PairStatistics
 from pilotfish.device_runtime.plan import Plan
-from pilotfish.device_runtime.record import Choice, Generation, Piece, Probing, Round
+from pilotfish.device_runtime.record import Choice, Generation, Piece, Probing, Round, RttSample
 from pilotfish.device_runtime.session import Session
 from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
 from pilotfish.drafting.window import Drafter
@@ -148,6 +148,7 @@ class Conversation:
             link=state,
             choice=choice,
             probing=self._probing.since(probing_before),
+            rtts=self._rtts_since(progress.begun_s),
             recoveries=progress.losses.recoveries,
             parts=answer.parts,
             prompt_logprobs=session.prompt_logprobs,
@@ -161,6 +162,11 @@ class Conversation:
     def _probing(self) -> Probing:
         """The cost of measuring the link so far."""
         return self._link.estimator.probing if self._link is not None else Probing()
+
+    def _rtts_since(self, begun_s: float) -> list[RttSample]:
+        """The samples of the RTT since this time (monotonic)."""
+        link = self._link
+        return [] if link is None else link.estimator.rtts_since(int(begun_s * 1e9))
 
     # Before the first round
 

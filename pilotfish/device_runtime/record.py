@@ -180,6 +180,13 @@ class Probing(NamedTuple):
         return Probing(*(now - then for now, then in zip(self, earlier, strict=True)))
 
 
+class RttSample(NamedTuple):
+    """A sample of the RTT in seconds, and its time in seconds since the answer began."""
+
+    at_s: float
+    rtt_s: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
     """A loss of the edge during an answer.
@@ -206,7 +213,8 @@ class Generation:
 
     link: the link's state when the answer began; None without an edge. choice: the choice of
     protocol "auto"; None for other protocols. probing: the cost of measuring the link for this
-    answer. recoveries: the losses of the edge. predicted_tokens: tokens of the request's
+    answer. rtts: the samples of the RTT during the answer, at most the last 1,024. recoveries: the
+    losses of the edge. predicted_tokens: tokens of the request's
     prediction. accepted_prediction_tokens: those that the answer repeats, under any protocol.
     """
 
@@ -221,6 +229,7 @@ class Generation:
     link: LinkState | None = None
     choice: Choice | None = None
     probing: Probing = field(default_factory=Probing)
+    rtts: list[RttSample] = field(default_factory=list)
     recoveries: list[Recovery] = field(default_factory=list)
     parts: list[TurnPart] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)

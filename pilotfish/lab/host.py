@@ -23,6 +23,11 @@ _ROOT = Path("/")
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "pyzmq")
 
 
+def name() -> str:
+    """Return the machine's name in its network."""
+    return platform.node().encode(errors="replace").decode()
+
+
 def facts(root: Path = _ROOT) -> dict[str, Any]:
     """Return the machine's facts by name.
 

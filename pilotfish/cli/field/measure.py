@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -44,6 +43,7 @@ from pilotfish.lab.field.resumption import (
     host_changes,
 )
 from pilotfish.lab.field.run import Cell, Facts, MatrixSettings, Model, Run, Start
+from pilotfish.lab.field.run_clock import RunClock, begin
 from pilotfish.lab.prompts import BUILT_IN, read_prompts
 from pilotfish.wire.protocols import RoundCounter
 
@@ -138,7 +138,7 @@ def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Fact
             emulator = stack.enter_context(Emulator(edge, conditions))
         reached = edge if emulator is None else emulator.endpoint
         device = stack.enter_context(_open(draft, reached, keys, settings, log))
-        facts = _facts(arguments.note or "", settings, device, draft, edge, keys)
+        facts = _facts(arguments, settings, device, draft, edge, keys)
         _record(arguments, settings, resumed, device, facts, log, emulator)
 
 
@@ -192,6 +192,7 @@ def _record(
                 emulator=emulator,
                 rails=energy.rails(),
                 patience_s=arguments.patience_s,
+                clock_s=RunClock(facts.starts[-1].moment),
                 notify=display.print_above,
             )
             try:
@@ -262,7 +263,7 @@ def _endpoints(
 
 
 def _facts(
-    note: str,
+    arguments: MeasureSettings,
     settings: MatrixSettings,
     device: Device,
     draft: Path,
@@ -277,16 +278,26 @@ def _facts(
     return Facts(
         software=SOFTWARE,
         settings=settings,
-        starts=(Start(unix_s=time.time(), host=host.facts()),),
+        starts=(_start(arguments),),
         drafter=_model(draft),
         target=None if welcome is None else Model(welcome.model, digest=welcome.digest or None),
         edge=edge,
         edge_software=None if welcome is None else welcome.software,
         draft_path=TEXT if str(draft) == TEXT else str(draft.resolve()),
         keys_path=None if keys is None else str(keys.resolve()),
-        note=note.encode(errors="replace").decode(),
+        note=(arguments.note or "").encode(errors="replace").decode(),
         energy=energy.source(energy.rails()),
+        device=(arguments.name or host.name()).encode(errors="replace").decode(),
     )
+
+
+def _start(arguments: MeasureSettings) -> Start:
+    """Return this start of the command; a resumed run's clock goes on."""
+    last = None
+    if arguments.resume and has_begun(arguments.out):
+        with Run.open(arguments.out) as run:
+            last = run.last_moment()
+    return Start(host=host.facts(), **vars(begin(last)))
 
 
 def _model(draft: Path) -> Model:

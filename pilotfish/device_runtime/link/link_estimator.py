@@ -6,14 +6,17 @@ In:  replies with their sizes and times. Out: the stages of rounds, and the link
 
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pilotfish.device_runtime.record import Probing, Timings
+from pilotfish.device_runtime.record import Probing, RttSample, Timings
 from pilotfish.wire.link.meter import LinkMeter, Transit
 from pilotfish.wire.link.state import LinkState, signal_dbm
 from pilotfish.wire.link.tcp import Segments
 from pilotfish.wire.messages import Buffer, Pong, Reply, Times
+
+_MOST_RTTS = 1024  # samples of the RTT that are kept
 
 
 class TimedReply(NamedTuple):
@@ -48,6 +51,7 @@ class LinkEstimator:
         self._connection = 0  # number of the connection that the meter measures
         self._sent_bytes = 0  # bytes sent since the last measured reply
         self._paced, self._is_edge_paced = paced, False
+        self._rtts: deque[tuple[int, float]] = deque(maxlen=_MOST_RTTS)  # time (ns) and seconds
         self._meter = self._new_meter()
         # connection and time (monotonic, s) of the last measurement of the rates
         self._rates_tried = 0, 0.0
@@ -75,6 +79,12 @@ class LinkEstimator:
         with self._lock:
             return self._meter.rtt_is_new
 
+    def rtts_since(self, begun_ns: int) -> list[RttSample]:
+        """Return the last samples of the RTT since a time (monotonic), also of lost connections."""
+        with self._lock:
+            taken = list(self._rtts)
+        return [RttSample((at - begun_ns) * 1e-9, rtt_s) for at, rtt_s in taken if at >= begun_ns]
+
     def measure(self, answer: TimedReply, edge_received_ns: int, held_ns: int) -> Transit:
         """Return the seconds of an exchange on the link, up and down; update the meter."""
         ahead, self._sent_bytes = max(0, self._sent_bytes - answer.uplink_bytes), 0
@@ -98,7 +108,7 @@ class LinkEstimator:
             self._meter, self._connection = self._new_meter(), connection
 
     def _new_meter(self) -> LinkMeter:
-        meter = LinkMeter()
+        meter = LinkMeter(on_rtt=lambda at_ns, rtt_s: self._rtts.append((at_ns, rtt_s)))
         meter.paced = self._paced, self._is_edge_paced
         return meter
 

@@ -80,6 +80,10 @@ class MeasureSettings(Struct, frozen=True, kw_only=True):
     note: (
         Annotated[str, setting("a remark on the run; the report shows it", metavar="TEXT")] | None
     ) = None
+    name: (
+        Annotated[str, setting("the device's name in reports; default: the host's", metavar="NAME")]
+        | None
+    ) = None
     patience_s: Annotated[
         float,
         setting("seconds to wait for an edge that was lost", gt=0, metavar="SECONDS"),
@@ -131,7 +135,8 @@ class RoundLog:
 class Measurement:
     """Measures a device, and records its answers in a run file.
 
-    emulator: the emulated link between the device and its edge. notify: callback with a sentence
+    emulator: the emulated link between the device and its edge. clock_s: returns the time by the
+    run's clock (`field.run_clock`). notify: callback with a sentence
     about each error that is followed by another attempt.
     """
 
@@ -145,6 +150,7 @@ class Measurement:
         emulator: Emulator | None = None,
         rails: Sequence[Rail] = (),
         patience_s: float = 60.0,
+        clock_s: Callable[[], float] = lambda: 0.0,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._device = device
@@ -154,6 +160,7 @@ class Measurement:
         self._emulator = emulator
         self._rails = rails
         self._patience_s = patience_s
+        self._clock_s = clock_s
         self._notify = notify
         self._prompts = [device.prompt(prompt) for prompt in settings.prompts]
 
@@ -203,6 +210,7 @@ class Measurement:
             seed=settings.seed + repeat,
             point=point,
             started_unix_s=time.time(),
+            clock_s=self._clock_s(),
             finished=False,
         )
         answer_id = recorder.begin(answer)
@@ -214,6 +222,7 @@ class Measurement:
                 recorder.end(answer_id, error=str(error) or type(error).__name__)
             raise
         columns = _columns(generation, log) | {"energy_j": meter.joules}
+        recorder.add_rtts(answer_id, generation.rtts)
         recorder.end(answer_id, finished=True, **columns)
         return Answer(**{**vars(answer), **columns, "id": answer_id, "finished": True})
 

@@ -1,7 +1,7 @@
 """Write a run file: every round is on the disk before the next round begins.
 
-In: the facts of a run; begin, rounds and end of each answer. Out: the SQLite database that
-`field.run` reads.
+In: the facts of a run; begin, rounds and end of each answer; probes and outages. Out: the SQLite
+database that `field.run` reads.
 
 Each round is one transaction in WAL mode with ``synchronous=FULL``. So a kill or a power cut loses
 only the current round. The rounds of `stream` are an exception, because its tokens arrive faster
@@ -21,10 +21,18 @@ from typing import Any
 import msgspec
 
 from pilotfish.base.errors import RunFileError
-from pilotfish.device_runtime.record import STAGES, Round
+from pilotfish.device_runtime.record import STAGES, Round, RttSample
 from pilotfish.lab.field.axes import read_point
+from pilotfish.lab.field.link_rows import (
+    OUTAGE_COLUMNS,
+    PROBE_COLUMNS,
+    PROBE_JSON,
+    Outage,
+    Probe,
+)
 from pilotfish.lab.field.run import Answer, Cell, Configuration, Facts, Start
 from pilotfish.lab.field.run_file import (
+    CLOCK,
     FORMAT,
     INQUIRED,
     NOTES,
@@ -120,10 +128,10 @@ class Recorder:
         """Record the begin of an answer; return its id, which `add_round` and `end` need."""
         columns = ("protocol", "window", "prompt", "repeat", "warm_up", "temperature", "seed")
         values = [getattr(answer, name) for name in (*columns, "started_unix_s")]
-        values.append(_json(dict(answer.point)))
+        values += [_json(dict(answer.point)), answer.clock_s]
         with self._writing() as database:
             cursor = database.execute(
-                f"INSERT INTO answers ({', '.join(columns)}, started_unix_s, {POINT}) "
+                f"INSERT INTO answers ({', '.join(columns)}, started_unix_s, {POINT}, {CLOCK}) "
                 f"VALUES ({', '.join('?' * len(values))})",
                 values,
             )
@@ -164,6 +172,68 @@ class Recorder:
             )
         with self._naming_file():  # merges SQLite's log into the database
             self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def add_rtts(self, answer: int, rtts: Sequence[RttSample]) -> None:
+        """Record the samples of the RTT of an answer, by its id; call it once, before `end`."""
+        rows = [(answer, number, *sample) for number, sample in enumerate(rtts)]
+        with self._writing(sync=False) as database:  # `end` syncs
+            database.executemany("INSERT INTO rtts VALUES (?, ?, ?, ?)", rows)
+
+    def add_probe(self, probe: Probe) -> int:
+        """Record a probe; return its id. The id of ``probe`` is ignored."""
+        values = {name: getattr(probe, name) for name in PROBE_COLUMNS}
+        for name in PROBE_JSON:
+            values[name] = None if values[name] is None else _json(values[name])
+        return self._insert("probes", values)
+
+    def begin_outage(self, outage: Outage) -> int:
+        """Record an outage, also one that has ended; return its id, which `end_outage` needs."""
+        return self._insert("outages", {name: getattr(outage, name) for name in OUTAGE_COLUMNS})
+
+    def end_outage(self, outage: int, unix_s: float, clock_s: float) -> None:
+        """Record the end of an outage by both clocks."""
+        with self._writing() as database:
+            database.execute(
+                "UPDATE outages SET ended_unix_s = ?, ended_clock_s = ? WHERE id = ?",
+                (unix_s, clock_s, outage),
+            )
+
+    def _insert(self, table: str, values: dict[str, Any]) -> int:
+        """Insert a row, whose id the database chooses; return this id."""
+        del values["id"]
+        with self._writing() as database:
+            cursor = database.execute(
+                f"INSERT INTO {table} ({', '.join(values)}) "
+                f"VALUES ({', '.join('?' * len(values))})",
+                tuple(values.values()),
+            )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def forget(self, before_clock_s: float) -> None:
+        """Delete what ended before this time of the run's clock; the facts stay.
+
+        Later rows take the space, so the file does not become smaller.
+        """
+        old_answers = "(SELECT id FROM answers WHERE clock_s < ?)"
+        with self._writing() as database:
+            for statement in (
+                f"DELETE FROM rounds WHERE answer IN {old_answers}",
+                f"DELETE FROM rtts WHERE answer IN {old_answers}",
+                "DELETE FROM answers WHERE clock_s < ?",
+                "DELETE FROM probes WHERE clock_s < ?",
+                "DELETE FROM outages WHERE ended_clock_s < ?",
+            ):
+                database.execute(statement, (before_clock_s,))
+
+    def used_bytes(self) -> int:
+        """Return the bytes of the database that rows occupy, without its log."""
+        with reporting_damage(self.path):
+            pages, free, size = (
+                self._database.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        return int((pages - free) * size)
 
     def close(self) -> None:
         """Close the file; if it has no readers, merge SQLite's log into it."""
@@ -225,7 +295,7 @@ def _open(path: Path) -> sqlite3.Connection:
 def _lock(path: Path) -> WriterLock:
     return WriterLock(
         path,
-        f"Another `pilotfish field measure` is writing {path}: wait until it ends, or name "
+        f"Another `pilotfish field` command is writing {path}: wait until it ends, or name "
         "another file.",
     )
 

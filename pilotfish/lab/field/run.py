@@ -1,6 +1,6 @@
-"""Read a run file: a SQLite database that `field measure` writes round by round.
+"""Read a run file: a SQLite database that `field measure` or `field watch` writes round by round.
 
-In: a path. Out: the run's facts and its answers, each with its rounds.
+In: a path. Out: the run's facts and its answers, each with its rounds; probes and outages.
 
 `docs/field.md` lists the tables; `lab/field/recording.py` writes them. Writing may have stopped
 at any moment, so only ``finished`` answers count. The file may come from anywhere, so every value
@@ -16,10 +16,21 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from pilotfish.base.settings import setting
-from pilotfish.device_runtime.record import STAGES, Choice, Round, acceptance
+from pilotfish.device_runtime.record import STAGES, Choice, Round, RttSample, acceptance
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.lab.field.axes import Point, format_point, read_point
+from pilotfish.lab.field.link_rows import (
+    LINK_TABLES_SINCE,
+    OUTAGE_COLUMNS,
+    PROBE_COLUMNS,
+    PROBE_JSON,
+    Outage,
+    Probe,
+)
+from pilotfish.lab.field.run_clock import Moment
 from pilotfish.lab.field.run_file import (
+    CLOCK,
+    CLOCK_SINCE,
     INQUIRED,
     NOTES,
     POINT,
@@ -108,13 +119,38 @@ class MatrixSettings(EngineSettings, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One start of `field measure`: the first start, or a resumption.
+    """One start of a run: the first start, or a resumption.
 
-    Host: the host's facts then.
+    Host: the host's facts then. clock_s, boot_id, boot_s: the same moment by the run's clock, and
+    by the seconds since a boot (`run_clock.Moment`).
     """
 
     unix_s: float
     host: dict[str, Any]  # result of `host.facts`
+    clock_s: float = 0.0
+    boot_id: str = ""
+    boot_s: float = 0.0
+
+    @property
+    def moment(self) -> Moment:
+        """The moment of the start by all clocks."""
+        return Moment(
+            unix_s=self.unix_s, clock_s=self.clock_s, boot_id=self.boot_id, boot_s=self.boot_s
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """The schedule of a `field watch`: seconds between two rounds, and of the whole watch.
+
+    for_s: None if the watch has no end. keep_s, most_bytes: bounds of the file; older rows are
+    deleted.
+    """
+
+    every_s: float
+    for_s: float | None = None
+    keep_s: float | None = None
+    most_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +167,11 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The facts of a whole run. energy: rails of the power sensor; None without a sensor."""
+    """The facts of a whole run.
+
+    energy: rails of the power sensor; None without a sensor. device: the device's name; "" in old
+    files. watch: the schedule of a `field watch`; None for a run of `field measure`.
+    """
 
     software: str  # name and version, for example "pilotfish 0.2.0"
     settings: MatrixSettings
@@ -144,6 +184,8 @@ class Facts:
     keys_path: str | None
     note: str
     energy: str | None
+    device: str = ""
+    watch: Watch | None = None
 
     @property
     def host(self) -> dict[str, Any]:
@@ -160,7 +202,8 @@ class Answer:
     the answer began. choice: the protocol and window that ``auto`` chose for the answer. at_s[i]:
     seconds from the start of the answer to the commit of round i. The first round includes reading
     the prompt, because every answer starts with cold caches. recording_s: seconds spent writing the
-    run file.
+    run file. clock_s: the begin by the run's clock
+    (`run_clock`); None in old files. rtts: samples of the RTT during the answer.
     """
 
     id: int
@@ -189,6 +232,8 @@ class Answer:
     pings: int = 0
     energy_j: float | None = None
     point: Point = ()
+    clock_s: float | None = None
+    rtts: list[RttSample] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
 
@@ -214,7 +259,9 @@ class Answer:
 
 
 _ANSWER_COLUMNS = [
-    column.name for column in fields(Answer) if column.name not in ("rounds", "at_s", POINT)
+    column.name
+    for column in fields(Answer)
+    if column.name not in ("rounds", "at_s", "rtts", POINT, CLOCK)
 ]
 _ROUND_COLUMNS = (
     "at_s, protocol, start, window, nodes, accepted, tokens, uplink_bytes, downlink_bytes, "
@@ -223,15 +270,20 @@ _ROUND_COLUMNS = (
 
 
 class Run:
-    """A run file that is open for reading. `field measure` may still be writing it."""
+    """A run file that is open for reading. A command may still be writing it."""
 
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
         self.path = path
         self._database = database
         formats = range(2, format_of(database) + 1)
         self._later = [name for since in formats for name in later_columns(since)]
-        has_points = format_of(database) >= POINT_SINCE
-        self._answer_columns = [*_ANSWER_COLUMNS, *([POINT] if has_points else [])]
+        version = format_of(database)
+        later_columns_of_answers = {POINT: POINT_SINCE, CLOCK: CLOCK_SINCE}
+        self._answer_columns = [
+            *_ANSWER_COLUMNS,
+            *(name for name, since in later_columns_of_answers.items() if version >= since),
+        ]
+        self._has_link_tables = version >= LINK_TABLES_SINCE
         self.facts = _facts(path, database)
 
     @classmethod
@@ -272,6 +324,13 @@ class Run:
         # An unfinished answer lacks some columns; their fields have the dataclass's defaults.
         known = {name: value for name, value in values.items() if value is not None}
         answer = msgspec.convert({"window": None, **known, "point": point}, Answer)
+        if self._has_link_tables:
+            answer.rtts.extend(
+                msgspec.convert(tuple(sample), RttSample)
+                for sample in self._database.execute(
+                    "SELECT at_s, rtt_s FROM rtts WHERE answer = ? ORDER BY number", (answer.id,)
+                )
+            )
         for columns in self._database.execute(
             f"SELECT {', '.join([_ROUND_COLUMNS, *self._later])} FROM rounds WHERE answer = ? "
             "ORDER BY number",
@@ -281,6 +340,54 @@ class Run:
             answer.at_s.append(at_s)
             answer.rounds.append(round_)
         return answer
+
+    def probes(self) -> Iterator[Probe]:
+        """Yield the probes in the order in which they began; none in files of old formats."""
+        for row in self._link_rows("probes", PROBE_COLUMNS):
+            with reporting_damage(self.path):
+                values = dict(row)
+                for name in PROBE_JSON:
+                    if values[name] is not None:
+                        values[name] = msgspec.json.decode(values[name])
+                for name in ("up_bound", "down_bound"):
+                    values[name] = bool(values[name])
+                probe = msgspec.convert(values, Probe)
+            yield probe
+
+    def outages(self) -> Iterator[Outage]:
+        """Yield the outages in the order in which they began; none in files of old formats."""
+        for row in self._link_rows("outages", OUTAGE_COLUMNS):
+            with reporting_damage(self.path):
+                outage = msgspec.convert(dict(row), Outage)
+            yield outage
+
+    def last_moment(self) -> Moment:
+        """Return the moment of the newest row, or of the last start, by all clocks."""
+        start = self.facts.starts[-1].moment
+        newest = start.unix_s, start.clock_s
+        if self._has_link_tables:
+            with reporting_damage(self.path):
+                rows = self._database.execute(
+                    "SELECT started_unix_s, clock_s FROM answers WHERE clock_s IS NOT NULL "
+                    "UNION ALL SELECT began_unix_s, clock_s FROM probes "
+                    "UNION ALL SELECT ended_unix_s, ended_clock_s FROM outages "
+                    "WHERE ended_clock_s IS NOT NULL ORDER BY 2 DESC LIMIT 1"
+                ).fetchall()
+                newest = max([newest, *(tuple(row) for row in rows)], key=lambda row: row[1])
+        unix_s, clock_s = newest
+        return Moment(
+            unix_s=unix_s,
+            clock_s=clock_s,
+            boot_id=start.boot_id,
+            boot_s=start.boot_s + clock_s - start.clock_s,
+        )
+
+    def _link_rows(self, table: str, columns: tuple[str, ...]) -> Iterator[sqlite3.Row]:
+        if not self._has_link_tables:
+            return
+        with reporting_damage(self.path):
+            rows = self._database.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY id")
+            yield from rows
 
     def close(self) -> None:
         """Close the file."""

@@ -19,10 +19,11 @@ import msgspec
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.prose import one_line
 from pilotfish.device_runtime.record import STAGES
+from pilotfish.lab.field.link_rows import LINK_TABLES, LINK_TABLES_SINCE
 from pilotfish.wire.protocols import RoundCounter, counters
 
 APPLICATION_ID = 0x504C4652  # "PLFR": PRAGMA application_id of a run file
-FORMAT = 5  # PRAGMA user_version of the current format; each format adds columns
+FORMAT = 6  # PRAGMA user_version of the current format; each format adds columns or tables
 _OPENING_S = 120.0  # time limit (s) for checking a whole file, long enough for a slow memory card
 _CELL_BYTES = 1 << 26  # maximum bytes of a value; the facts of 1,000 prompts take megabytes
 _MESSAGE_LETTERS = 200  # maximum letters of SQLite's message, which may quote the file
@@ -30,6 +31,8 @@ _STEPS = 10_000  # number of steps of SQLite's virtual machine between two check
 INQUIRED, NOTES = "inquired", "notes"
 POINT, POINT_SINCE = "point", 5  # a column of answers, and the format that added it
 _POINT_SQL = f"{POINT} TEXT NOT NULL DEFAULT '{{}}'"
+CLOCK, CLOCK_SINCE = "clock_s", 6  # a column of answers, and the format that added it
+_CLOCK_SQL = f"{CLOCK} REAL"
 
 
 def counter_columns(since: int) -> list[RoundCounter]:
@@ -72,6 +75,10 @@ def upgrade_sql(version: int) -> str:
             f"ALTER TABLE answers ADD COLUMN {_POINT_SQL};",
             f"DROP INDEX measured_once; {_schema(version + 1)['measured_once']};",
         ]
+    if version + 1 == CLOCK_SINCE:
+        statements.append(f"ALTER TABLE answers ADD COLUMN {_CLOCK_SQL};")
+    if version + 1 == LINK_TABLES_SINCE:
+        statements += [f"{sql};" for sql in LINK_TABLES.values()]
     return f"{' '.join(statements)} PRAGMA user_version = {version + 1};"
 
 
@@ -85,6 +92,7 @@ def _schema(version: int) -> dict[str, str]:
         ]
     )
     point, key = (f", {_POINT_SQL}", f"{POINT}, ") if version >= POINT_SINCE else ("", "")
+    later_of_answers = point + (f", {_CLOCK_SQL}" if version >= CLOCK_SINCE else "")
     return {
         "facts": "CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
         "answers": f"""CREATE TABLE answers (
@@ -94,7 +102,8 @@ def _schema(version: int) -> dict[str, str]:
     started_unix_s REAL NOT NULL, finished INTEGER NOT NULL DEFAULT 0, error TEXT,
     protocol_used TEXT, window_used, prompt_tokens INTEGER, tokens INTEGER, finish_reason TEXT,
     first_token_s REAL, total_s REAL, recording_s REAL, link TEXT, choice TEXT,
-    probe_uplink_bytes INTEGER, probe_downlink_bytes INTEGER, pings INTEGER, energy_j REAL{point}
+    probe_uplink_bytes INTEGER, probe_downlink_bytes INTEGER, pings INTEGER,
+    energy_j REAL{later_of_answers}
 )""",
         "measured_once": f"""CREATE UNIQUE INDEX measured_once
     ON answers (protocol, ifnull(window, ''), {key}prompt, repeat)
@@ -107,6 +116,7 @@ def _schema(version: int) -> dict[str, str]:
     {measures},
     PRIMARY KEY (answer, number)
 ) WITHOUT ROWID""",
+        **(LINK_TABLES if version >= LINK_TABLES_SINCE else {}),
     }
 
 
@@ -135,7 +145,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 def _check_format(path: Path, database: sqlite3.Connection) -> None:
     """Raise `RunFileError` if the database is not a run file, or has an unsupported format."""
     if database.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        raise RunFileError(f"{path} is not a run file of `pilotfish field measure`.")
+        raise RunFileError(f"{path} is not a run file of `pilotfish field`.")
     version = format_of(database)
     if not 1 <= version <= FORMAT:
         raise RunFileError(

@@ -204,11 +204,17 @@ class _RecentLoss:
 class LinkMeter:
     """A device's measurements of its link. Times are monotonic; ``edge_…``: on the edge's clock.
 
-    clock: returns the present time (ns); by default the device's monotonic clock.
+    clock: returns the present time (ns); by default the device's monotonic clock. on_rtt: called
+    with the time (ns) and the value (s) of each sample of the RTT.
     """
 
-    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], int] | None = None,
+        on_rtt: Callable[[int, float], None] = lambda at_ns, rtt_s: None,
+    ) -> None:
         self._clock = clock or time.monotonic_ns
+        self._on_rtt = on_rtt
         self._offset_ns = 0  # the edge's clock minus the device's clock
         self._quickest_ns, self._compared_ns = 2**62, 0
         self._rtt = _Samples(_is_slower)
@@ -245,6 +251,7 @@ class LinkMeter:
         transit = Transit(up_ns * 1e-9, (on_link_ns - up_ns) * 1e-9)
         if small:
             self._rtt.add(received_ns, on_link_ns * 1e-9)
+            self._on_rtt(received_ns, on_link_ns * 1e-9)
         elif learn:
             self._learn_rates(received_ns, (up_bytes, down_bytes), transit)
         return transit

@@ -33,7 +33,8 @@ from tests.support.measuring import PROMPTS, QUICK, answers, assert_whole, measu
 
 def forget_the_last_answer(out):
     with sqlite3.connect(out) as database:
-        database.execute("DELETE FROM rounds WHERE answer = (SELECT max(id) FROM answers)")
+        for table in ("rounds", "rtts"):
+            database.execute(f"DELETE FROM {table} WHERE answer = (SELECT max(id) FROM answers)")
         database.execute("DELETE FROM answers WHERE id = (SELECT max(id) FROM answers)")
 
 
@@ -52,7 +53,7 @@ def test_a_file_is_neither_overwritten_nor_mixed(pair, edge, out, prompts, capsy
     assert out.read_bytes() == before
     with Recorder.resume(out):
         assert main(["field", "measure", "--resume", "--out", str(out)]) == 65
-        assert "measure` is writing" in capsys.readouterr().err
+        assert "is writing" in capsys.readouterr().err
     assert main(["field", "measure", "--resume", "--out", str(out), "--note", "x"]) == 65
     assert "--note" in capsys.readouterr().err
 

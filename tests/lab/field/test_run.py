@@ -15,7 +15,15 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from pilotfish.base.errors import RunFileError
-from pilotfish.device_runtime.record import STAGES, Choice, Forecast, Round, Timings
+from pilotfish.device_runtime.record import (
+    STAGES,
+    Choice,
+    Forecast,
+    Round,
+    RttSample,
+    Timings,
+)
+from pilotfish.lab.field.link_rows import Outage, Probe
 from pilotfish.lab.field.recording import Recorder, expect_unused, has_begun
 from pilotfish.lab.field.resumption import expect_same_pair, expect_same_settings
 from pilotfish.lab.field.run import Answer, Configuration, Facts, MatrixSettings, Model, Run, Start
@@ -213,6 +221,7 @@ LATER = {
     2: ("deviation", "notes"),
     3: ("notes",),
     4: (),
+    5: (),
 }
 
 
@@ -221,6 +230,12 @@ def as_format(version, path):
     with sqlite3.connect(path) as database:
         for column in LATER[version]:
             database.execute(f"ALTER TABLE rounds DROP COLUMN {column}")
+        database.executescript(
+            "DROP TABLE rtts; DROP TABLE probes; DROP TABLE outages;"
+            f"ALTER TABLE answers DROP COLUMN clock_s; PRAGMA user_version = {version};"
+        )
+        if version == 5:
+            return
         database.executescript(
             "DROP INDEX measured_once; ALTER TABLE answers DROP COLUMN point;"
             "CREATE UNIQUE INDEX measured_once ON answers (protocol, ifnull(window, ''), prompt, "
@@ -231,7 +246,6 @@ def as_format(version, path):
         flat |= flat.pop("options")
         del flat["link"], flat["varied"]
         database.execute("UPDATE facts SET value = ? WHERE name = 'settings'", (json.dumps(flat),))
-        database.execute(f"PRAGMA user_version = {version}")
 
 
 @pytest.mark.parametrize("version", LATER)
@@ -249,8 +263,76 @@ def test_a_file_of_an_older_format_is_read_and_gone_on_with(written, version):
     assert newest.rounds == [wanted]
 
 
+PROBE = Probe(
+    began_unix_s=1.8e9,
+    clock_s=300.0,
+    took_s=1.5,
+    rtts_s=[0.02, 0.021],
+    lost=1,
+    up_bps=4e6,
+    up_bound=True,
+    down_bps=2e7,
+    uplink_bytes=300_000,
+    downlink_bytes=900_000,
+    link=LINK,
+    signal={"source": "ModemManager", "rsrp_dbm": -97.5},
+    position={"lat": 52.5, "lon": 13.4},
+    power_w=7.5,
+)
+OUTAGE = Outage(began_unix_s=1.8e9, began_clock_s=310.0, reason="no route")
+
+
+def test_probes_outages_and_rtts_come_out_as_they_went_in(path):
+    with Recorder.create(path, FACTS) as recorder:
+        recorder.add_probe(PROBE)
+        recorder.add_probe(bare := Probe(began_unix_s=1.8e9, clock_s=600.0, took_s=0.1, lost=10))
+        ended, open_still = recorder.begin_outage(OUTAGE), recorder.begin_outage(OUTAGE)
+        recorder.end_outage(ended, 1.8e9 + 60, 370.0)
+        number = recorder.begin(replace(requests(), clock_s=301.5))
+        recorder.add_rtts(number, [RttSample(0.1, 0.02), RttSample(0.2, 0.03)])
+        recorder.end(number, finished=True)
+    with Run.open(path) as run:
+        assert [replace(probe, id=0) for probe in run.probes()] == [PROBE, bare]
+        first, second = run.outages()
+        (answer,) = run.answers()
+    assert first == replace(OUTAGE, id=ended, ended_unix_s=1.8e9 + 60, ended_clock_s=370.0)
+    assert second == replace(OUTAGE, id=open_still)
+    assert (answer.clock_s, answer.rtts) == (301.5, [(0.1, 0.02), (0.2, 0.03)])
+
+
+def test_what_is_old_is_deleted_and_its_space_is_used_again(path):
+    def measure(recorder, repeat):
+        wanted = replace(requests(repeat=repeat), clock_s=float(repeat))
+        number = recorder.begin(wanted)
+        recorder.add_probe(replace(PROBE, clock_s=float(repeat)))
+        outage = recorder.begin_outage(replace(OUTAGE, began_clock_s=float(repeat)))
+        recorder.end_outage(outage, 1.8e9, repeat + 0.5)
+        for at in range(10):
+            recorder.add_round(number, at, 0.1, a_round(at))
+        recorder.add_rtts(number, [RttSample(0.1, 0.02)] * 10)
+        recorder.end(number, finished=True)
+
+    with Recorder.create(path, FACTS) as recorder:
+        for repeat in range(100):
+            measure(recorder, repeat)
+        full = recorder.used_bytes()
+        recorder.forget(50.0)
+        assert recorder.used_bytes() < 0.7 * full
+        before = path.stat().st_size
+        for repeat in range(100, 140):
+            measure(recorder, repeat)
+        assert path.stat().st_size <= before
+    with Run.open(path) as run:
+        answers, probes = list(run.answers()), list(run.probes())
+        assert [answer.repeat for answer in answers] == [*range(50, 140)]
+        assert [probe.clock_s for probe in probes] == [*range(50, 140)]
+        assert len(list(run.outages())) == 90
+        assert all(len(answer.rtts) == len(answer.rounds) == 10 for answer in answers)
+        assert run.last_moment().clock_s == 139.5
+
+
 def test_a_file_has_one_writer(written):
-    with Recorder.resume(written), pytest.raises(RunFileError, match="measure` is writing"):
+    with Recorder.resume(written), pytest.raises(RunFileError, match="is writing"):
         Recorder.resume(written)
     with Recorder.resume(written) as recorder:
         assert len(recorder.finished_cells()) == 3
