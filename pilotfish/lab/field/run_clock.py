@@ -112,9 +112,9 @@ def on_wall_clock(clock_s: Sequence[float], unix_s: Sequence[float]) -> WallTime
     ]
     span = np.concatenate(([0], np.cumsum(is_step)))
     held = _held_longest(clock, offset, span)
-    kept = np.flatnonzero(held)
-    # a row under another setting takes the offset of the nearest row that is kept
-    nearest = kept[_nearest(kept, len(clock))]
+    held_rows = np.flatnonzero(held)
+    # a row under another setting takes the offset of the nearest row under that setting
+    nearest = held_rows[_nearest(held_rows, len(clock))]
     return WallTimes(unix_s=np.where(held, unix, clock + offset[nearest]), steps=steps)
 
 
@@ -138,10 +138,10 @@ def _held_longest(
     return held
 
 
-def _nearest(kept: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-    """Return, for each row, the index into ``kept`` of the row that is nearest, [rows]."""
+def _nearest(held_rows: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    """Return, for each row, the index into ``held_rows`` of the row that is nearest, [rows]."""
     at = np.arange(rows)
-    right = np.clip(np.searchsorted(kept, at), 0, len(kept) - 1)
+    right = np.clip(np.searchsorted(held_rows, at), 0, len(held_rows) - 1)
     left = np.maximum(right - 1, 0)
-    closer_left = np.abs(at - kept[left]) <= np.abs(kept[right] - at)
+    closer_left = np.abs(at - held_rows[left]) <= np.abs(held_rows[right] - at)
     return np.where(closer_left, left, right)
