@@ -57,6 +57,7 @@ def both_ends(
         provider=config.provider,
         threads=len(theirs),
         context=limits.context if context is None else context,
+        traces=False if config.traces is None else config.traces,
         **room,
     )
     try:

@@ -34,6 +34,7 @@ from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
 from pilotfish.wire.request import Request
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
     from typing_extensions import Self, Unpack
 
     from pilotfish.bridge.prompt import TalkOptions
@@ -59,6 +60,7 @@ class DeviceOptions(TypedDict, total=False):
     draft_text: bool
     texts: str | Path | None
     share_texts: bool
+    traces: str | TracerProvider | None
 
 
 class AsyncDevice:

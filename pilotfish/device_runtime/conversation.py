@@ -20,6 +20,7 @@ from pilotfish.base.errors import (
 from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.alternatives import alternatives
 from pilotfish.device_runtime.answer import AnswerBuffer, answer_outline, explain_grammar_error
+from pilotfish.device_runtime.answer_trace import AnswerTrace
 from pilotfish.device_runtime.choice import POLICIES
 from pilotfish.device_runtime.draft_advice import draft_advice
 from pilotfish.device_runtime.link.edge_link import EdgeLink
@@ -103,12 +104,13 @@ class Conversation:
         owner: Owner = DEFAULT_OWNER,
         *,
         alone: bool = True,
+        trace: AnswerTrace | None = None,
     ) -> Generator[Piece, None, None]:
         """Yield the pieces of the answer to an owner's prompt; afterwards ``last`` is the answer.
 
         request: a plan, or a request for protocol "auto", whose plan depends on edge and link.
         alone: under policy "local", treat an edge with another vocabulary as lost even before the
-        first piece; if False, raise `PairMismatchError` in this case.
+        first piece; if False, raise `PairMismatchError` in this case. trace: the answer's spans.
         """
         session = self.session
         progress, probing_before = _Progress(), self._probing
@@ -123,13 +125,21 @@ class Conversation:
         finished = False
         try:
             advice = draft_advice(plan, self._target)
-            session.start(prompt, plan, channel_from(state), advice, owner, prediction)
-            yield from self._pieces(plan, answer, progress, alone=alone)
+            session.start(
+                prompt,
+                plan,
+                channel_from(state),
+                advice,
+                owner,
+                prediction,
+                traceparent=None if trace is None else trace.traceparent,
+            )
+            yield from self._pieces(plan, answer, progress, trace, alone=alone)
             finished = True
         except BadGrammarError as error:
             raise explain_grammar_error(error, outline) from error.__cause__
         finally:
-            if plan.streams or not finished:
+            if plan.streams or not finished or trace is not None:  # a cancel ends the edge's spans
                 session.edge.cancel()
             session.truncate(len(prompt) + len(answer.tokens))
             session.end()
@@ -263,17 +273,28 @@ class Conversation:
     # Round by round
 
     def _pieces(
-        self, plan: Plan, answer: AnswerBuffer, progress: _Progress, *, alone: bool
+        self,
+        plan: Plan,
+        answer: AnswerBuffer,
+        progress: _Progress,
+        trace: AnswerTrace | None,
+        *,
+        alone: bool,
     ) -> Iterator[Piece]:
         """Yield the pieces of an answer's rounds until it ends, and record its progress."""
         link = self._link
-        for record in self._rounds(plan, answer, alone=alone):
+        for record in self._rounds(plan, answer, trace, alone=alone):
             settled_ns = time.monotonic_ns()
-            if link is not None and progress.losses.add(record, link.lost_ns, settled_ns):
+            lost_ns = None if link is None else link.lost_ns
+            if link is not None and progress.losses.add(record, lost_ns, settled_ns):
                 link.on_verified()
+                if trace is not None and lost_ns is not None:
+                    trace.add_loss(lost_ns, settled_ns)
             pieces = answer.take(record)
             record.timings.settle += (time.monotonic_ns() - settled_ns) * 1e-9
             progress.add(record)
+            if trace is not None:
+                trace.add(record)
             if self._on_round is not None:
                 self._on_round(record)
             yield from pieces
@@ -282,7 +303,9 @@ class Conversation:
             self._cancel_token.check()
         yield from answer.end("length")  # no end so far: the context is full
 
-    def _rounds(self, plan: Plan, answer: AnswerBuffer, *, alone: bool) -> Iterator[Round]:
+    def _rounds(
+        self, plan: Plan, answer: AnswerBuffer, trace: AnswerTrace | None, *, alone: bool
+    ) -> Iterator[Round]:
         """Yield rounds; under policy "local", the drafter answers alone while the edge is away."""
         session = self.session
         if plan.protocol == LOCAL:
@@ -292,6 +315,8 @@ class Conversation:
         while self._has_room(answer):
             try:
                 session.join()
+                if trace is not None:
+                    trace.note_prompt()
                 if plan.streams:
                     yield from session.stream(plan, answer.remaining, end_ids)
                     continue

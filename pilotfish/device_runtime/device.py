@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from pilotfish.base.errors import PairMismatchError, UnsupportedError
+from pilotfish.base.tracing import Tracer
 from pilotfish.bridge import Pair, Prompt, PromptInput, read_talk
+from pilotfish.device_runtime.answer_trace import AnswerTrace
 from pilotfish.device_runtime.choice import Evidence
 from pilotfish.device_runtime.conversation import Conversation
 from pilotfish.device_runtime.default_temperature import with_default_temperature
@@ -37,6 +39,7 @@ from pilotfish.wire.protocols import LOCAL
 from pilotfish.wire.request import AUTO, Request
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
     from typing_extensions import Unpack
 
     from pilotfish.bridge.prompt import TalkOptions
@@ -68,6 +71,11 @@ class Device:
     continue with the drafter alone until the edge is back. The drafter's pieces have the origin
     "local". Verified text is the same as without the loss.
 
+    traces: a tracer provider of OpenTelemetry for the spans of answers, or the address of a
+    collector (OTLP over HTTP), such as "http://collector:4318"; the SDK's environment variables
+    hold. None: the program's own provider, if the program has loaded OpenTelemetry; else no traces.
+    An answer is a child of the span that is current when it begins.
+
     Any thread may call any method except `attend`. `generate`, `stream` and `probe` wait for their
     turn; all others return at once, even during an answer. After `close`, and in a process forked
     from this one, calls that need the edge or the drafter raise `DeviceClosedError`.
@@ -90,6 +98,7 @@ class Device:
         draft_text: bool = False,
         texts: str | Path | None = None,
         share_texts: bool = False,
+        traces: str | TracerProvider | None = None,
     ) -> None:
         if lanes < 1:
             raise UnsupportedError(f"A device must have at least one lane, not {lanes}.")
@@ -107,6 +116,7 @@ class Device:
                 '"wait" or "fail".'
             )
         self._hello = source.hello
+        self._tracer = Tracer.for_device(traces)
         # connect first: an absent edge shows at once, while loading a model takes long
         if edge is not None:
             self._link_group = LinkGroup(edge, load_keys(edge, keys))
@@ -128,6 +138,8 @@ class Device:
         except BaseException:
             if self._link is not None:
                 self._link.close()
+            if self._tracer is not None:
+                self._tracer.close()
             raise
 
     def _dial(self, interrupt: CancelToken) -> EdgeLink:
@@ -207,6 +219,8 @@ class Device:
                 if other._link.welcomed is None:  # no handshake yet: copy this device's
                     other._link.on_welcome(self._link.welcomed)
             other._use_drafter(drafter)
+            if self._tracer is not None:
+                other._tracer = self._tracer.share()
         except BaseException:
             if other._link is not None and other._link is not self._link:
                 self._link_group.remove(other._link)
@@ -271,6 +285,24 @@ class Device:
     def _answer(
         self, source: PromptInput | Prompt, request: Request, owner: Owner
     ) -> Generator[Piece, None, None]:
+        """Return the pieces of an answer, with spans if this device makes traces."""
+        if self._tracer is None:
+            return self._begin(source, request, owner, None)
+        trace = AnswerTrace(self._tracer, source, request)
+        try:
+            pieces = self._begin(source, request, owner, trace)
+        except BaseException as error:
+            trace.fail(error)
+            raise
+        return trace.follow(pieces, lambda: (self.last, self.vocabulary))
+
+    def _begin(
+        self,
+        source: PromptInput | Prompt,
+        request: Request,
+        owner: Owner,
+        trace: AnswerTrace | None,
+    ) -> Generator[Piece, None, None]:
         """Check the request, greet the edge if needed, and return the pieces of an answer."""
         checked = self._check(request)
         self._handshake(checked)
@@ -278,8 +310,8 @@ class Device:
         if isinstance(checked, Plan):
             checked.expect_sendable(self.tokenizer.vocab_size)
         prompt = self._translate(source)
-        pieces = self._conversation.answer(prompt, checked, owner, alone=False)
-        return self._restart_on_mismatch(pieces, prompt, checked, owner)
+        pieces = self._conversation.answer(prompt, checked, owner, alone=False, trace=trace)
+        return self._restart_on_mismatch(pieces, prompt, checked, owner, trace)
 
     def _last_answer(self) -> Generation:
         assert self.last is not None
@@ -321,6 +353,7 @@ class Device:
         prompt: Prompt,
         request: Plan | Request,
         owner: Owner,
+        trace: AnswerTrace | None,
     ) -> Generator[Piece, None, None]:
         """Yield the pieces; restart the answer if the edge has another vocabulary."""
         with closing(pieces):
@@ -334,7 +367,7 @@ class Device:
                     yield first
                     yield from pieces
                 return
-        yield from self._conversation.answer(self._translate(prompt), request, owner)
+        yield from self._conversation.answer(self._translate(prompt), request, owner, trace=trace)
 
     def _translate(self, prompt: PromptInput | Prompt) -> Prompt:
         """Encode the prompt in the vocabularies of this pair."""
@@ -478,6 +511,11 @@ class Device:
         return link.state() if link is not None and self._turns.usable else None
 
     @property
+    def tracer(self) -> Tracer | None:
+        """Makes the spans of this device's answers; None: it makes no traces."""
+        return self._tracer
+
+    @property
     def execution(self) -> Execution | None:
         """How the drafter's model is executed; None without a model."""
         return self._drafter.execution
@@ -518,6 +556,8 @@ class Device:
             if link is not None:
                 link.close()
             self._drafter.release()
+            if self._tracer is not None:
+                self._tracer.close()
 
     def __enter__(self) -> Device:
         return self

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pilotfish.base.settings import setting
+from pilotfish.base.tracing import TracesUrl
 from pilotfish.device_runtime.link.retry import OnLinkLoss
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.wire.request import Request
@@ -73,6 +74,7 @@ class DeviceConfig(EngineSettings, frozen=True, kw_only=True):
     patience_s: Annotated[float, setting("with wait: seconds to wait for a lost edge", gt=0)] = (
         120.0
     )
+    traces: TracesUrl | None = None
 
 
 class ServiceConfig(DeviceConfig, frozen=True, kw_only=True):

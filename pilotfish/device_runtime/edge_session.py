@@ -95,6 +95,7 @@ class EdgeSession:
         self._plan: Plan | None = None
         self._prompt_length = 0  # number of tokens of the plan's prompt
         self._prediction = NO_IDS  # ids that the answer is expected to have
+        self._traceparent: str | None = None  # the answer's span
         self._conditions: m.DecisionConditions | None = None
         self._renewal = LinkRenewal()
         self._begin_length = 0  # number of committed tokens at the last `begin`
@@ -132,14 +133,17 @@ class EdgeSession:
         prompt_length: int,
         conditions: m.DecisionConditions | None,
         prediction: Ids = NO_IDS,
+        traceparent: str | None = None,
     ) -> None:
         """Set the plan of the next generation, and the inputs of the edge's decision head.
 
-        prediction: u32 [n]; the edge gets it only if it drafts from it (`Ahead`).
+        prediction: u32 [n]; the edge gets it only if it drafts from it (`Ahead`). traceparent: the
+        answer's span; the edge gets it if it makes traces.
         """
         self.note_welcome()
         self._plan, self._prompt_length, self._conditions = plan, prompt_length, conditions
         self._prediction = prediction if isinstance(plan.exchange, Ahead) else NO_IDS
+        self._traceparent = traceparent
         if conditions is not None:
             self._renewal.start(conditions.channel)
         self.has_prompt_logprobs = plan.request.prompt_logprobs is None
@@ -167,6 +171,7 @@ class EdgeSession:
             hash=self._committed.hash_at(self._edge_length),
             conditions=self._conditions,
             predicted=len(prediction) or None,
+            traceparent=self._traceparent if self._traced else None,
             **begin_fields(request, self._prompt_length),
         )
         self._begin_length = len(self._committed)
@@ -182,6 +187,12 @@ class EdgeSession:
         self.note_welcome()
         self._begin_connection = self._edge.connection
         self._edge_length = len(self._committed)
+
+    @property
+    def _traced(self) -> bool:
+        """Whether the present edge takes the `traceparent` of a `Begin`."""
+        welcome = self._edge.welcome
+        return welcome is not None and welcome.traces
 
     def _remaining_prediction(self) -> Ids:
         """Return what is left of the prediction: all of it, unless the answer was interrupted."""

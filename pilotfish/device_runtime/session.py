@@ -116,13 +116,14 @@ class Session:
         constraint: DraftAdvice | None = None,
         owner: Owner = DEFAULT_OWNER,
         prediction: Ids = NO_IDS,
+        traceparent: str | None = None,
     ) -> None:
         """Prepare a generation: both ends keep the prefix that session and prompt share.
 
         channel: the link's measured state, an input of a decision head. constraint: the plan's
         grammar, applied to drafts. owner: the user who requests the answer. prediction: ids that
         the answer is expected to have, u32 [n]: under `ahead` the edge drafts from them, in windows
-        the drafter.
+        the drafter. traceparent: the answer's span, for the edge.
         """
         ids = prompt.ids
         if len(ids) == 0:
@@ -160,7 +161,8 @@ class Session:
         self._window_passes.start(channel.rtt_s or 0.0)
         self.prompt_logprobs, self._prompt_length = [], len(ids)
         self.edge.truncate(shared)
-        self.edge.prepare(plan, len(ids), self._conditions(plan, channel), prediction)
+        conditions = self._conditions(plan, channel)
+        self.edge.prepare(plan, len(ids), conditions, prediction, traceparent)
 
     def _check_drafter(self, plan: Plan) -> None:
         """Raise `UnsupportedError` for a plan that this drafter cannot follow."""

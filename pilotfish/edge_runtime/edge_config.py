@@ -12,6 +12,7 @@ from msgspec import Meta, Struct, field
 from pilotfish.base.cpus import usable_cpus
 from pilotfish.base.errors import ConfigError
 from pilotfish.base.settings import setting
+from pilotfish.base.tracing import TracesUrl
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.wire.messages import MAX_WINDOW
 
@@ -191,6 +192,7 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     metrics_devices: Annotated[
         bool, setting("label metrics with device names, taken from the files of the allow-list")
     ] = False
+    traces: TracesUrl | None = None
     drain_s: Annotated[
         float,
         setting(

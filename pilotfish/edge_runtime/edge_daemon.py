@@ -13,6 +13,7 @@ from typing import NamedTuple
 import zmq
 
 from pilotfish.base.supervisor import Supervisor, inherited_socket
+from pilotfish.base.tracing import Tracer
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_config import EdgeConfig
 from pilotfish.edge_runtime.edge_drafter import EdgeDrafter, open_drafter
@@ -73,6 +74,7 @@ def serve(
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())
         metrics_server = _start_metrics_server(config, stack)
+        tracer = _start_tracer(config, stack)
         artifact = Artifact.open(config.target, stage=True)
         reading = stack.enter_context(ThreadPoolExecutor(1, "vocabulary")).submit(
             _read_vocabulary, artifact
@@ -95,8 +97,9 @@ def serve(
         supervisor.allow(_PATIENCE * _longest_pass_s(config, loaded.passes))
         scheduler = Scheduler(loaded.target, metrics=metrics, draft_cost=loaded.draft_cost)
         # read the vocabulary before clients connect: its memory must not be charged to them
-        handler = _create_handler(options, loaded, scheduler, listener, reading.result())
+        handler = _create_handler(options, loaded, scheduler, listener, reading.result(), tracer)
         stack.callback(handler.compiler.close)
+        stack.callback(handler.end_traces)
         scheduler.over_budget = handler.over_budget
         invitations = _create_invitations(listener, settings, handler)
         if invitations is not None:
@@ -186,6 +189,7 @@ def _create_handler(
     scheduler: Scheduler,
     listener: Listener,
     vocabulary: Vocabulary,
+    tracer: Tracer | None,
 ) -> MessageHandler:
     """Create the handler of devices' messages."""
     drafter = loaded.edge_drafter
@@ -203,6 +207,7 @@ def _create_handler(
         allowed=None if options.keys is None else options.keys.allowed,
         metrics=options.metrics,
         vocabulary=vocabulary,
+        tracer=tracer,
     )
 
 
@@ -233,6 +238,14 @@ def _start_metrics_server(config: EdgeConfig, stack: ExitStack) -> MetricsServer
     server = MetricsServer(*config.metrics, config.metrics_hosts, config.metrics_devices)
     stack.callback(server.close)
     return server
+
+
+def _start_tracer(config: EdgeConfig, stack: ExitStack) -> Tracer | None:
+    if config.traces is None:
+        return None
+    tracer = Tracer.to_collector(config.traces, "pilotfish-edge")
+    stack.callback(tracer.close)
+    return tracer
 
 
 def _read_vocabulary(artifact: Artifact) -> Vocabulary:

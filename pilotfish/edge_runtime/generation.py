@@ -6,11 +6,13 @@ classes here hold state only: `edge_runtime/windows.py` and `edge_runtime/stream
 and streams. Used by the serving loop only.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
+from pilotfish.edge_runtime.answer_trace import AnswerTrace
 from pilotfish.edge_runtime.grammar_compiler import Compilation
 from pilotfish.edge_runtime.hint_sources import HintSources
 from pilotfish.edge_runtime.reply_logprobs import Logprobs, PromptLogprobs
@@ -94,6 +96,7 @@ class Generation:
     stream: Stream | None = None
     ended: bool = False  # whether the stream has reached an end token
     jobs: list[Job] = field(default_factory=list)  # jobs in the scheduler
+    trace: AnswerTrace | None = None  # None: the edge makes no traces
 
     @property
     def undecided(self) -> bool:
@@ -123,7 +126,7 @@ class GenerationSpec:
 
     new: tokens after the session's kept tokens, u32 [n]. prediction: ids that the answer is
     expected to have, u32 [m]. protocol: has the options and resources of the request; None: the
-    generation is a `stream`.
+    generation is a `stream`. received_ns: when the `Begin` was read (monotonic).
     """
 
     begin: Begin
@@ -131,6 +134,7 @@ class GenerationSpec:
     prediction: Ids
     sampling_params: SamplingParams
     protocol: SpeculationProtocol[Any] | None
+    received_ns: int = field(default_factory=time.monotonic_ns)
 
 
 @dataclass(eq=False, slots=True)

@@ -21,6 +21,7 @@ from pilotfish.base.errors import (
     TooLargeError,
     UnknownSessionError,
 )
+from pilotfish.edge_runtime.answer_trace import AnswerTrace
 from pilotfish.edge_runtime.client_errors import to_client_error
 from pilotfish.edge_runtime.edge_drafter import EdgeDrafter, Trail
 from pilotfish.edge_runtime.generation import Generation, GenerationSpec, QueuedGeneration
@@ -45,6 +46,8 @@ _MOST_HINTS = 8  # upper limit of hints that wait for a generation's grammar
 
 Serve = Callable[[m.DeviceMessage, Envelope, int], None]
 Charge = Callable[[bytes, float], None]
+# function of a `Begin`, the time of its arrival (monotonic, ns), and the number of its tokens
+StartTrace = Callable[[m.Begin, int, int], AnswerTrace]
 
 
 class GenerationStarter:
@@ -52,6 +55,7 @@ class GenerationStarter:
 
     serve: function that serves a message after its wait for a grammar. charge: function that
     charges a client for time of this thread. vocab_size: size of the target's vocabulary.
+    start_trace: starts a generation's spans; None: the edge makes no traces.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class GenerationStarter:
         vocab_size: int,
         serve: Serve,
         charge: Charge,
+        start_trace: StartTrace | None = None,
     ) -> None:
         self._sessions = sessions
         self._replies = replies
@@ -78,6 +83,7 @@ class GenerationStarter:
         self._vocab = vocab_size
         self._serve = serve
         self._charge = charge
+        self._start_trace = start_trace
 
     def begin(self, begin: m.Begin, envelope: Envelope) -> None:
         """Start a generation, or queue it until its grammar is compiled."""
@@ -247,6 +253,8 @@ class GenerationStarter:
             hints=self._create_hints(session, spec, constraints),
             verify_cpu_s=constraints[0].cpu_s if constraints else 0.0,
         )
+        if self._start_trace is not None:
+            generation.trace = self._start_trace(begin, spec.received_ns, len(committed))
         if generation.prompt_logprobs is not None:
             session.queue_prompt_scores(generation)
         elif len(spec.new) > 1:  # the target reads the prompt while the device drafts

@@ -34,7 +34,7 @@ class Handshake:
     """What this edge tells devices about itself.
 
     digest: identity of the target (hex). pass_times, drafter_pass_times: pass times of the target,
-    and of the edge drafter.
+    and of the edge drafter. traces: whether the edge makes traces.
     """
 
     manifest: Manifest
@@ -44,6 +44,7 @@ class Handshake:
     vocabulary_server: VocabularyServer
     pass_times: Sequence[m.PassTime]
     drafter_pass_times: Sequence[m.PassTime]
+    traces: bool
 
     def welcome(self, hello: m.Hello, received_ns: int) -> m.Welcome:
         """Return the reply to a device.
@@ -83,4 +84,5 @@ class Handshake:
             vocabulary_bytes=self.vocabulary_server.size,
             drafts=list(self.drafter_pass_times),
             paced=is_paced(),
+            traces=self.traces,
         )

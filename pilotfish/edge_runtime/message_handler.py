@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from pilotfish.base.errors import (
@@ -19,7 +20,9 @@ from pilotfish.base.errors import (
     PilotfishError,
     UnknownSessionError,
 )
+from pilotfish.base.tracing import Tracer
 from pilotfish.edge_runtime.admission import Admission
+from pilotfish.edge_runtime.answer_trace import AnswerTrace
 from pilotfish.edge_runtime.client_errors import is_client_error, to_client_error
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_config import EdgeLimits
@@ -56,7 +59,8 @@ class MessageHandler:
 
     pass_times, drafter_pass_times: pass times of the target, and of the edge drafter. resources:
     the edge's options and resources for protocols. allowed: allowed key → device name; None: the
-    edge has no keys. vocabulary: the target's vocabulary; None: read it from the artifact.
+    edge has no keys. vocabulary: the target's vocabulary; None: read it from the artifact. tracer:
+    None: the edge makes no traces.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class MessageHandler:
         allowed: Mapping[bytes, str] | None = None,
         metrics: EdgeMetrics | None = None,
         vocabulary: Vocabulary | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         manifest = artifact.manifest
         vocabulary = vocabulary or Vocabulary.from_artifact(artifact)
@@ -94,6 +99,7 @@ class MessageHandler:
             vocabulary_server=self._vocabulary_server,
             pass_times=pass_times,
             drafter_pass_times=drafter_pass_times,
+            traces=tracer is not None,
         )
         self._admission = Admission(limits.messages_per_s)
         self._uploads = Uploads(self._message_bytes)
@@ -113,6 +119,7 @@ class MessageHandler:
             vocab_size=manifest.vocab_size,
             serve=self._serve,
             charge=self._admission.charge,
+            start_trace=None if tracer is None else partial(AnswerTrace, tracer, manifest.model),
         )
         self.sessions.on_end = self._starter.cancel_ended
 
@@ -141,6 +148,11 @@ class MessageHandler:
             self._starter.cancel(session, _draining_error())
             if session.generation is not None and not session.generation.undecided:
                 session.generation.stop()
+
+    def end_traces(self) -> None:
+        """End the spans of all answers: the edge stops."""
+        for session in self.sessions:
+            session.stop()
 
     @property
     def drained(self) -> bool:
@@ -334,19 +346,24 @@ class MessageHandler:
         generation.jobs.remove(job)
         generation.verify_cpu_s = job.verify_cpu_s
         if job.error is not None:
-            self._fail(session, generation, job.error)
+            self._fail(session, generation, job)
         elif job.decision is not None:  # else the job has read a part of a prompt
             if generation.stream is not None and isinstance(job.decision, Decision):
                 self._streams.finish_job(session, generation, generation.stream, job, job.decision)
             else:
                 self._windows.finish_job(session, generation, job, job.decision)
+        if generation.trace is not None:
+            generation.trace.add(job, len(session.committed))
         if self._allowed is not None:
             self._metrics.device_jobs[self._allowed[session.owner]] += 1
 
-    def _fail(self, session: Session, generation: Generation, error: Exception) -> None:
+    def _fail(self, session: Session, generation: Generation, job: Job) -> None:
         """Cancel the session's jobs and send the error of a failed pass; the device may retry."""
+        error = job.error
         if not (isinstance(error, PilotfishError) and is_client_error(error)):
             error = InternalError("The target failed in this round; see the edge's log.")
+        if generation.trace is not None:
+            generation.trace.fail(job, error.code)
         waiting = generation.window_state or generation.stream
         # also cancels the session's other jobs, since the device repeats the round
         generation.stop()

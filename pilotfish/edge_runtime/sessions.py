@@ -82,6 +82,9 @@ class Session:
         """Cancel the work of the running generation, but keep the committed tokens."""
         if self.generation is not None:
             self.generation.stop()
+            trace, self.generation.trace = self.generation.trace, None
+            if trace is not None:
+                trace.end(len(self.committed))
 
     def queue_job(
         self,

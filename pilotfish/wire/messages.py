@@ -11,7 +11,7 @@ Strings from the peer reach logs, terminals and JSON. So a `Name` must be printa
 """
 
 from functools import cache
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pilotfish.base.errors import MalformedError
 from pilotfish.base.prose import MOST_CHARACTERS, one_line
+from pilotfish.base.tracing import TRACEPARENT, TRACEPARENT_LENGTH
 from pilotfish.speculation.channel import Channel
 from pilotfish.speculation.logits_options import MOST_BIASED
 
@@ -48,6 +49,8 @@ Digest = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
 Name = Annotated[str, msgspec.Meta(max_length=64, pattern=r"^[ -~]*\Z")]
 # Free text; `decode_checked` makes it one printable line.
 Text = Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)]
+# W3C Trace Context, version 00; an error about one does not quote it.
+Traceparent = Annotated[str, msgspec.Meta(max_length=TRACEPARENT_LENGTH, pattern=TRACEPARENT)]
 
 
 class Header(
@@ -62,7 +65,12 @@ class Header(
 
 
 class HeaderWithOption(Header, frozen=True):
-    """A header whose last field takes no byte while it is None: `encode` leaves it out."""
+    """A header whose last fields take no byte while they are None: `encode` leaves them out.
+
+    omittable: the number of these fields.
+    """
+
+    omittable: ClassVar[int] = 1
 
 
 class Limits(Header, frozen=True):
@@ -154,8 +162,11 @@ class Begin(HeaderWithOption, tag="begin", frozen=True):
 
     It appends the ids in frame 0. A session that the edge does not know starts empty, so it needs
     ``keep`` = 0. The last frame has ``predicted`` ids that the answer is expected to have, encoded
-    as in frame 0; None: there is no such frame.
+    as in frame 0; None: there is no such frame. traceparent: the device's span, whose child the
+    edge's is; only for an edge whose `Welcome` has ``traces``.
     """
+
+    omittable: ClassVar[int] = 2
 
     session: SessionId
     generation: U31
@@ -178,6 +189,7 @@ class Begin(HeaderWithOption, tag="begin", frozen=True):
     # like ``logprobs``, but for the tokens before the answer; sent with the first reply
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     predicted: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
+    traceparent: Traceparent | None = None
 
 
 class Window(Header, tag="window", frozen=True):
@@ -297,6 +309,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag="w
     # pass times of the edge's own drafter, if it has one
     drafts: Annotated[list[PassTime], msgspec.Meta(max_length=64)]
     paced: bool  # the edge's TCP sends at a pace (BBR), and not as fast as the link takes it
+    traces: bool = False  # the edge takes the ``traceparent`` of a `Begin`; older edges do not
 
 
 class Ack(Header, tag="ack", frozen=True):
@@ -437,11 +450,15 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 def encode(message: msgspec.Struct) -> bytes:
     """Encode the header frame of a message."""
-    if isinstance(message, HeaderWithOption):
-        fields = msgspec.structs.astuple(message)
-        if fields[-1] is None:
-            return _encoder.encode([message.__struct_config__.tag, *fields[:-1]])
-    return _encoder.encode(message)
+    if not isinstance(message, HeaderWithOption):
+        return _encoder.encode(message)
+    fields = msgspec.structs.astuple(message)
+    sent = len(fields)
+    while sent > len(fields) - message.omittable and fields[sent - 1] is None:
+        sent -= 1
+    if sent == len(fields):
+        return _encoder.encode(message)
+    return _encoder.encode([message.__struct_config__.tag, *fields[:sent]])
 
 
 def decode_device_message(header: Buffer) -> DeviceMessage:

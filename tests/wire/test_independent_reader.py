@@ -31,13 +31,14 @@ EVERY = [(kind, decode) for union, decode in READERS for kind in get_args(union)
 def plain(value: Any) -> Any:
     """A message as docs/wire.md puts it: the type's name, then the fields in their order.
 
-    The last field of some messages is left out if it has no value.
+    The last fields of some messages are left out if they have no value.
     """
     if isinstance(value, msgspec.Struct):
         tag = type(value).__struct_config__.tag
         fields = [plain(getattr(value, name)) for name in value.__struct_fields__]
-        if isinstance(value, m.HeaderWithOption) and fields[-1] is None:
-            del fields[-1]
+        for _ in range(value.omittable if isinstance(value, m.HeaderWithOption) else 0):
+            if fields[-1] is None:
+                del fields[-1]
         return fields if tag is None else [tag, *fields]
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value
 

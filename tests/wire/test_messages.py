@@ -18,6 +18,7 @@ from msgspec import inspect
 
 from pilotfish.base.errors import MalformedError
 from pilotfish.base.prose import one_line
+from pilotfish.base.tracing import TRACEPARENT
 from pilotfish.wire import messages as m
 from pilotfish.wire.committed_tokens import CommittedTokens
 from pilotfish.wire.nodes import Report, decode_report
@@ -36,13 +37,21 @@ OPTIONS = st.recursive(
 )  # what an option may be
 
 
+def texts(kind: inspect.StrType) -> st.SearchStrategy[str]:
+    """All texts of a type: a `Traceparent`, a `Name` or a `Text`."""
+    if kind.pattern == TRACEPARENT:
+        ids = st.integers(1, 2**64 - 1)
+        return st.builds("00-{:032x}-{:016x}-{:02x}".format, ids, ids, st.integers(0, 255))
+    return st.text(NAMED if kind.pattern else WORDED, max_size=kind.max_length)
+
+
 def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
     """All values that a field of this type may have."""
     results: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
         inspect.IntType: lambda t: st.integers(t.ge, t.le if t.le is not None else t.lt - 1),
         inspect.FloatType: lambda t: st.floats(t.ge, t.le, allow_nan=False),
         inspect.BytesType: lambda t: st.binary(min_size=t.min_length or 0, max_size=t.max_length),
-        inspect.StrType: lambda t: st.text(NAMED if t.pattern else WORDED, max_size=t.max_length),
+        inspect.StrType: texts,
         inspect.ListType: lambda t: st.lists(
             values(t.item_type), min_size=t.min_length or 0, max_size=min(t.max_length, 20)
         ),
@@ -254,3 +263,50 @@ def test_an_id_that_is_none_commits_nothing() -> None:
             committed.extend(wrong)
     assert committed.ids.tolist() == [1, 2]
     assert committed.hash == committed.hash_at(2)
+
+
+ANY_BEGIN: dict[str, Any] = {
+    "session": bytes(16), "generation": 0, "keep": 0, "hash": bytes(8), "protocol": "ahead",
+    "seed": 0, "temperature": 0.0, "top_k": 0, "top_p": 1.0,
+}  # fmt: skip
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def test_a_begin_without_a_trace_has_the_bytes_of_earlier_releases() -> None:
+    plain = m.encode(m.Begin(**ANY_BEGIN))
+    assert m.encode(m.Begin(**ANY_BEGIN, traceparent=PARENT)) != plain
+    assert len(msgspec.msgpack.decode(plain)) == 1 + len(m.Begin.__struct_fields__) - 2
+    predicted = msgspec.msgpack.decode(m.encode(m.Begin(**ANY_BEGIN, predicted=3)))
+    assert predicted[-1] == 3
+    traced = msgspec.msgpack.decode(m.encode(m.Begin(**ANY_BEGIN, traceparent=PARENT)))
+    assert traced[-2:] == [None, PARENT]
+
+
+@pytest.mark.parametrize(
+    "parent",
+    [
+        "", PARENT[:-1], PARENT + "0", PARENT + "\n", PARENT.upper(), "01" + PARENT[2:],
+        PARENT.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32),
+        PARENT.replace("b7ad6b7169203331", "0" * 16), PARENT.replace("-", "\x1b"), 5, b"00",
+    ],
+)  # fmt: skip
+def test_another_traceparent_is_malformed_and_is_not_quoted(parent: Any) -> None:
+    array = [*msgspec.msgpack.decode(m.encode(m.Begin(**ANY_BEGIN, traceparent=PARENT)))]
+    array[-1] = parent
+    with pytest.raises(MalformedError) as refused:
+        m.decode_device_message(msgspec.msgpack.encode(array))
+    said = str(refused.value)
+    assert said.isprintable()
+    assert not isinstance(parent, str) or not parent or parent not in said
+
+
+def test_a_welcome_of_an_earlier_release_takes_no_traceparent() -> None:
+    known = dict.fromkeys(m.Welcome.__struct_fields__, 0)
+    limits = m.Limits(context=1, window=1, message_bytes=1, sessions=1)
+    texts = dict.fromkeys(("software", "model", "digest", "tokenizer", "vocabulary"), "x")
+    lists: dict[str, Any] = {name: [] for name in ("eos_ids", "protocols", "passes", "drafts")}
+    welcome = m.Welcome(**{**known, **texts, **lists, "limits": limits, "paced": False})
+    earlier = msgspec.msgpack.decode(m.encode(welcome))[:-1]
+    read = m.decode_reply(msgspec.msgpack.encode(earlier))
+    assert isinstance(read, m.Welcome)
+    assert read.traces is False

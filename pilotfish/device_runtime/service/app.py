@@ -22,6 +22,7 @@ from pilotfish.device_runtime.service.completion import json_response
 from pilotfish.device_runtime.service.device_service import DeviceService
 from pilotfish.device_runtime.service.messages_events import error_body
 from pilotfish.device_runtime.service.refusal import RefusalError, refusal_of
+from pilotfish.device_runtime.service.request_spans import RequestSpans
 from pilotfish.device_runtime.service.routes import MESSAGES_PATH, routes
 
 
@@ -41,7 +42,9 @@ def application(service: DeviceService) -> ASGIApp:
         exception_handlers=dict.fromkeys([*expected, Exception], refuse),
     )
     app.router.redirect_slashes = False
-    return AccessControl(app, service)
+    admitting = AccessControl(app, service)
+    tracer = service.device.tracer
+    return admitting if tracer is None else RequestSpans(admitting, tracer)
 
 
 def _as_refusal(error: Exception) -> Exception:

@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import copy_context
 
 from pilotfish.bridge import Prompt
 from pilotfish.device_runtime.record import Generation, Piece
@@ -33,6 +34,8 @@ class AnswerJob:
         self.prompts: Sequence[Prompt] = ()
         self.request = Request()
         self.streamed = False
+        self.context = copy_context()  # of the request: the lane's spans go below its span
+        self.queued_ns = 0  # when the current or next answer joined the queue (monotonic)
         self._each = each
         self.choices = self.left = each * count  # number of answers; number of unfinished answers
         self.places = each  # places in the queue that the job holds; changed by `Lanes`

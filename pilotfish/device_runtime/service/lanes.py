@@ -28,6 +28,7 @@ from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Generation, Piece
 from pilotfish.device_runtime.service.job import AnswerJob
 from pilotfish.device_runtime.service.refusal import RefusalError, client_gone
+from pilotfish.device_runtime.turn import AnswerStream
 from pilotfish.speculation.randomness import derive_seed
 from pilotfish.wire.request import Request
 
@@ -122,7 +123,14 @@ class Lane(threading.Thread):
             request = job.request
             if request.seed is not None:
                 request = structs.replace(request, seed=derive_seed(request.seed, job.number))
-            yield from self.device.answer(job.prompt, request, owner=job.owner)
+            yield from job.context.run(self._begin, job, request)
+
+    def _begin(self, job: AnswerJob, request: Request) -> AnswerStream:
+        """Begin the answer to a request, in the context in which the request's span is current."""
+        tracer = self.device.tracer
+        if tracer is not None and tracer.has_current:
+            tracer.start("queue", begun_ns=job.queued_ns).end()
+        return self.device.answer(job.prompt, request, owner=job.owner)
 
 
 def open_beside(first: Device, count: int) -> list[Device]:
@@ -256,6 +264,7 @@ class Lanes:
         self._refuse_if_draining()
         job.prompts, job.request, job.streamed = [prompt, *more], request, streamed
         if job.given_up is None:
+            job.queued_ns = time.monotonic_ns()
             self._waiting.setdefault(job.client, deque()).append(job)
             self._assign()
 
@@ -359,6 +368,7 @@ class Lanes:
         if not job.ended:  # queue its next answer: other clients may come first
             if job.left < job.places:
                 self._free_places(job, 1)
+            job.queued_ns = time.monotonic_ns()
             self._waiting.setdefault(job.client, deque()).appendleft(job)
         self._assign()
 

@@ -139,5 +139,6 @@ def _devices(config: ServiceConfig, on_round: Callable[[Round], None]) -> list[D
         draft_text=config.draft_text,
         texts=config.texts,
         share_texts=config.share_texts,
+        traces=config.traces,
     )
     return open_beside(first, config.lanes)
