@@ -61,7 +61,7 @@ def _endpoint(url: str) -> str:
     try:
         parts = urlsplit(url)
         named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # of a bad port, or of a bad IPv6 address
+    except ValueError:  # the port or the IPv6 address is bad
         named = False
     if not named:
         raise UnsupportedError(
@@ -77,7 +77,7 @@ class _Sender(SpanExporter):
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter = exporter
         parts = urlsplit(endpoint)
-        self._where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # without a password
+        self._where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # leaves a password out
         self._failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:

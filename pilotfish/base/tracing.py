@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.extras import install_command
@@ -25,7 +25,6 @@ from pilotfish.base.settings import setting
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span as OtelSpan
-    from opentelemetry.trace import TracerProvider
 
 # W3C Trace Context, version 00: trace id, span id and flags; an id of zeros is invalid.
 TRACEPARENT: Final = r"^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z"
@@ -52,6 +51,13 @@ class Event(NamedTuple):
     name: str
     at_ns: int
     attributes: Attributes
+
+
+class TracerProvider(Protocol):
+    """The interface of OpenTelemetry's class of this name, so that types need no extra."""
+
+    def get_tracer(self, name: str, version: str | None = None, /) -> Any:
+        """Return a tracer of OpenTelemetry."""
 
 
 class Tracer:

@@ -7,6 +7,8 @@ number is bounded: each of the first rounds has its own span, under `stream` and
 first messages has an event of one span, and the answer's span has the sums of all.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing

@@ -25,6 +25,7 @@ from pilotfish.base.errors import (
     PilotfishError,
     UnsupportedError,
 )
+from pilotfish.base.tracing import TracerProvider
 from pilotfish.bridge import Prompt, PromptInput, read_talk
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.link.retry import OnLinkLoss
@@ -34,7 +35,6 @@ from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
 from pilotfish.wire.request import Request
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import TracerProvider
     from typing_extensions import Self, Unpack
 
     from pilotfish.bridge.prompt import TalkOptions

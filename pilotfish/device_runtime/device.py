@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from pilotfish.base.errors import PairMismatchError, UnsupportedError
-from pilotfish.base.tracing import Tracer
+from pilotfish.base.tracing import Tracer, TracerProvider
 from pilotfish.bridge import Pair, Prompt, PromptInput, read_talk
 from pilotfish.device_runtime.answer_trace import AnswerTrace
 from pilotfish.device_runtime.choice import Evidence
@@ -39,7 +39,6 @@ from pilotfish.wire.protocols import LOCAL
 from pilotfish.wire.request import AUTO, Request
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import TracerProvider
     from typing_extensions import Unpack
 
     from pilotfish.bridge.prompt import TalkOptions

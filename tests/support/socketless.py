@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pilotfish.base.tracing import Tracer
 from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.edge_runtime.message_handler import MessageHandler
@@ -30,7 +31,7 @@ class SocketlessEdge:
     """Service, scheduler and decoder; `deliver` replaces the socket, `turn` makes one pass.
 
     heads: its decision heads. clock: the time (ns) by which
-    sessions are idle and passes are shared.
+    sessions are idle and passes are shared. tracer: makes its spans.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class SocketlessEdge:
         heads: Sequence[str] = (),
         *,
         clock: Callable[[], int] = time.monotonic_ns,
+        tracer: Tracer | None = None,
         **limits: Any,
     ) -> None:
         artifact = Artifact.open(target)
@@ -59,6 +61,7 @@ class SocketlessEdge:
             draft_cost=self.scheduler.draft_cost,
             resources=EdgeResources.load(artifact.manifest, heads, None),
             metrics=self.metrics,
+            tracer=tracer,
         )
         self.service.sessions._clock = lambda: clock() * 1e-9
 

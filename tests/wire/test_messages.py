@@ -295,9 +295,9 @@ def test_another_traceparent_is_malformed_and_is_not_quoted(parent: Any) -> None
     array[-1] = parent
     with pytest.raises(MalformedError) as refused:
         m.decode_device_message(msgspec.msgpack.encode(array))
-    said = str(refused.value)
-    assert said.isprintable()
-    assert not isinstance(parent, str) or not parent or parent not in said
+    message = str(refused.value)
+    assert message.isprintable()
+    assert not isinstance(parent, str) or not parent or parent not in message
 
 
 def test_a_welcome_of_an_earlier_release_takes_no_traceparent() -> None:
