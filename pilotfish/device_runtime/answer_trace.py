@@ -29,6 +29,7 @@ _REQUESTED: Final = (
     *("temperature", "top_p", "top_k", "seed", "max_tokens"),
     *("frequency_penalty", "presence_penalty"),
 )  # options that OpenTelemetry's conventions name
+_STAGES: Final = ("draft", "uplink", "queue", "verify", "downlink")  # a round's, in its span
 _NS: Final = 1e-9
 
 
@@ -62,8 +63,9 @@ class AnswerTrace:
         self._pass_s = 0.0
         # begin, end and tokens of the drafter's present run alone; begin 0: none
         self._alone = 0, 0, 0
-        self._messages: list[Event] = []
-        self._first_ns = self._last_ns = 0  # begin of the first message, end of the last
+        # begin and end of each of the first rounds, or messages of a stream
+        self._first: list[tuple[int, int, Round]] = []
+        self._streamed_ns: tuple[int, int] | None = None  # begin and end of all messages
 
     def note_prompt(self) -> None:
         """Note that the edge has the prompt, and that the drafter has read it."""
@@ -88,16 +90,11 @@ class AnswerTrace:
         self._drafted += record.window
         self._accepted += record.accepted
         self._pass_s += record.pass_s
+        if self._rounds <= _MOST_ROUNDS:
+            self._first.append((begun_ns, now_ns, record))
         if streams(record.protocol):
-            self._first_ns, self._last_ns = self._first_ns or begun_ns, now_ns
-            if len(self._messages) < _MOST_ROUNDS:
-                self._messages.append(Event("tokens", now_ns, _described(record)))
-        elif self._rounds <= _MOST_ROUNDS:
-            stages = {
-                f"pilotfish.{stage}_s": getattr(record.timings, stage)
-                for stage in ("draft", "uplink", "queue", "verify", "downlink")
-            }
-            self._span.child("round", begun_ns, now_ns, {**_described(record), **stages})
+            first_ns = begun_ns if self._streamed_ns is None else self._streamed_ns[0]
+            self._streamed_ns = first_ns, now_ns
 
     def add_loss(self, lost_ns: int, back_ns: int) -> None:
         """Add a loss of the edge, from noticing it until tokens were verified again."""
@@ -144,8 +141,12 @@ class AnswerTrace:
         self._end_alone()
         if self._read_ns:
             span.child("prompt", span.begun_ns, self._read_ns)
-        if self._first_ns:
-            span.child("tokens", self._first_ns, self._last_ns, events=self._messages)
+        if self._streamed_ns is not None:
+            events = [Event("tokens", at_ns, _described(each)) for _, at_ns, each in self._first]
+            span.child("tokens", *self._streamed_ns, events=events)
+        else:
+            for begun_ns, ended_ns, each in self._first:
+                span.child("round", begun_ns, ended_ns, _described(each))
         attributes: dict[str, str | int | float | list[str]] = {
             "gen_ai.request.model": target.model,
             "gen_ai.response.model": target.model,
@@ -180,18 +181,22 @@ def _is_chat(source: PromptInput | Prompt) -> bool:
 
 
 def _described(record: Round) -> Attributes:
-    """Return the attributes of a round or of a message of a stream."""
+    """Return the attributes of a round, or of a message of a stream."""
     described: dict[str, str | int | float] = {
-        "pilotfish.protocol": record.protocol,
-        "pilotfish.window": record.window,
-        "pilotfish.accepted_tokens": record.accepted,
         "pilotfish.tokens": len(record.tokens),
-        "pilotfish.uplink_bytes": record.uplink_bytes,
-        "pilotfish.downlink_bytes": record.downlink_bytes,
         "pilotfish.pass_s": record.pass_s,
     }
-    if record.source:
-        described["pilotfish.hint_source"] = record.source
+    if record.window:
+        described["pilotfish.window"] = record.window
+        described["pilotfish.accepted_tokens"] = record.accepted
+    if streams(record.protocol):
+        if record.source:
+            described["pilotfish.hint_source"] = record.source
+        return described
+    described["pilotfish.uplink_bytes"] = record.uplink_bytes
+    described["pilotfish.downlink_bytes"] = record.downlink_bytes
+    for stage in _STAGES:
+        described[f"pilotfish.{stage}_s"] = getattr(record.timings, stage)
     return described
 
 

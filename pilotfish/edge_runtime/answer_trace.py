@@ -67,9 +67,10 @@ class AnswerTrace:
             attributes = {
                 "pilotfish.pass_s": pass_ns * _NS,
                 "pilotfish.queue_s": max(0, queue_ns) * _NS,
-                "pilotfish.drafted_tokens": drafted,
                 "pilotfish.tokens": tokens - self._tokens,
             }
+            if drafted:
+                attributes["pilotfish.drafted_tokens"] = drafted
             self._events.append(Event("pass", job.done_ns, attributes))
         self._tokens = tokens
 
