@@ -87,7 +87,7 @@ def main() -> int:
         for protocol in PROTOCOLS:
             steps.next(protocol)
             times: dict[str, list[float]] = {name: [] for name in urls}
-            own: dict[str, list[float]] = {name: [] for name in urls}
+            device_ms: dict[str, list[float]] = {name: [] for name in urls}
             used = {name: -cpu_s(edges[name].pid) for name in urls}
             names = [*urls]
             for turn in range(turns):
@@ -100,7 +100,7 @@ def main() -> int:
                     took_s = time.perf_counter() - begun_s
                     times[name].append(took_s * 1e3 / len(answer.tokens))
                     cpu_ms = (time.thread_time() - begun_cpu_s) * 1e3
-                    own[name].append(cpu_ms / len(answer.tokens))
+                    device_ms[name].append(cpu_ms / len(answer.tokens))
             time.sleep(6)  # until the last spans are sent
             for name, traces in urls.items():
                 used[name] += cpu_s(edges[name].pid)
@@ -108,7 +108,7 @@ def main() -> int:
                 rows.append({
                     "protocol": protocol, "traces": name,
                     "ms/token": round(median(times[name]), 4), "more ms/token": round(more, 4),
-                    "device CPU ms/token": round(median(own[name]), 4),
+                    "device CPU ms/token": round(median(device_ms[name]), 4),
                     "edge CPU ms/token": round(used[name] * 1e3 / turns / TOKENS, 4),
                 })  # fmt: skip
                 if traces is not None:
