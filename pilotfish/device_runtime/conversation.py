@@ -139,7 +139,7 @@ class Conversation:
         except BadGrammarError as error:
             raise explain_grammar_error(error, outline) from error.__cause__
         finally:
-            if plan.streams or not finished or trace is not None:  # a cancel ends the edge's spans
+            if plan.streams or not finished or session.edge.traced:  # ends the edge's spans, too
                 session.edge.cancel()
             session.truncate(len(prompt) + len(answer.tokens))
             session.end()

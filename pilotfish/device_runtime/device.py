@@ -116,11 +116,11 @@ class Device:
             )
         self._hello = source.hello
         self._tracer = Tracer.for_device(traces)
-        # connect first: an absent edge shows at once, while loading a model takes long
-        if edge is not None:
-            self._link_group = LinkGroup(edge, load_keys(edge, keys))
-            self._link = self._dial(self._cancel_token)
         try:
+            # connect first: an absent edge shows at once, while loading a model takes long
+            if edge is not None:
+                self._link_group = LinkGroup(edge, load_keys(edge, keys))
+                self._link = self._dial(self._cancel_token)
             drafter = source.load(provider=provider, threads=threads, context=context, lanes=lanes)
             self._pairs = VocabularyPairs(
                 source.vocabulary,

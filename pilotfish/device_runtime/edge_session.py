@@ -171,7 +171,7 @@ class EdgeSession:
             hash=self._committed.hash_at(self._edge_length),
             conditions=self._conditions,
             predicted=len(prediction) or None,
-            traceparent=self._traceparent if self._traced else None,
+            traceparent=self._traceparent if self.traced else None,
             **begin_fields(request, self._prompt_length),
         )
         self._begin_length = len(self._committed)
@@ -189,10 +189,10 @@ class EdgeSession:
         self._edge_length = len(self._committed)
 
     @property
-    def _traced(self) -> bool:
-        """Whether the present edge takes the `traceparent` of a `Begin`."""
-        welcome = self._edge.welcome
-        return welcome is not None and welcome.traces
+    def traced(self) -> bool:
+        """Whether the edge gets the answer's span: there is one, and the edge makes traces."""
+        welcome = self._link.welcome if self._link is not None else None
+        return self._traceparent is not None and welcome is not None and welcome.traces
 
     def _remaining_prediction(self) -> Ids:
         """Return what is left of the prediction: all of it, unless the answer was interrupted."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from opentelemetry import trace
@@ -12,13 +14,16 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes
 from opentelemetry.trace import SpanKind, StatusCode
 
-from pilotfish import AsyncDevice, Device, EdgeServer, UnsupportedError
+from pilotfish import AsyncDevice, Device, EdgeServer, EdgeUnreachableError, UnsupportedError
 from pilotfish.base.errors import TokenOutOfRangeError
 from pilotfish.base.tracing import Tracer
 from pilotfish.device_runtime.answer_trace import _MOST_ROUNDS, AnswerTrace
+from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.record import Round
+from pilotfish.wire import messages as m
 from pilotfish.wire.request import Request
 from tests.conftest import Pair
+from tests.support.collector import collecting
 from tests.support.spans import Spans
 
 HOW = {"protocol": "greedy", "window": 3, "max_tokens": 12}
@@ -180,3 +185,30 @@ def test_names_are_those_of_the_conventions(pair: Pair, edge: EdgeServer, spans:
     used = {name for span in spans.all for name in attributes_of(span)}
     assert {name for name in used if not name.startswith("pilotfish.")} <= known
     assert {"gen_ai.request.seed", "gen_ai.request.top_k", "pilotfish.rtt_s"} <= used
+
+
+def test_a_device_that_finds_no_edge_leaves_no_exporter(pair: Pair) -> None:
+    with pytest.raises(EdgeUnreachableError), collecting() as collector:
+        Device(pair.draft, "tcp://127.0.0.1:1", traces=collector.url)
+    assert not any(thread.name.startswith("Otel") for thread in threading.enumerate())
+
+
+def test_opentelemetry_without_its_sdk_sends_nothing_more(
+    pair: Pair, edge: EdgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that has loaded the API alone, as libraries do: spans are no spans."""
+    monkeypatch.setattr(trace, "get_tracer_provider", trace.NoOpTracerProvider)
+    sent: list[m.DeviceMessage] = []
+    try_send = EdgeLink.try_send
+
+    def noting(link: EdgeLink, message: m.DeviceMessage, *frames: Any) -> Any:
+        sent.append(message)
+        return try_send(link, message, *frames)
+
+    monkeypatch.setattr(EdgeLink, "try_send", noting)
+    with Device(pair.draft, edge.endpoint, threads=1) as device:
+        assert device.tracer is not None
+        device.generate([1, 2, 3], **HOW)
+    begins = [message for message in sent if isinstance(message, m.Begin)]
+    assert [begin.traceparent for begin in begins] == [None]
+    assert not any(isinstance(message, m.Cancel) for message in sent)
