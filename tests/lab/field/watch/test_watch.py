@@ -312,9 +312,9 @@ def test_ctrl_c_ends_it_and_says_where_the_file_is(edge, out, prompts, capsys):
 
     threading.Thread(target=interrupt).start()
     assert main(watch_command(edge.endpoint, out, prompts, "--every", "1h")) == 130
-    told = capsys.readouterr().err
-    assert f"pilotfish field report {out}" in told
-    assert "RTT" in told
+    text = capsys.readouterr().err
+    assert f"pilotfish field report {out}" in text
+    assert "RTT" in text
     assert not out.with_name(out.name + "-wal").exists()
 
 
