@@ -153,7 +153,8 @@ tbody tr:last-child > * { border-bottom: 0; }
 tr.best > *, tr.best > th { background: var(--mark); }
 .facts td, .facts thead th { text-align: left; white-space: normal; min-width: 11rem; }
 .facts tbody th { white-space: normal; max-width: 8.5rem; font-weight: 500; color: var(--soft); }
-.reasons td:last-child { text-align: left; white-space: normal; min-width: 18rem; }
+.reasons th:last-child, .reasons td:last-child { text-align: left; white-space: normal;
+  min-width: 18rem; }
 .pictures { display: grid; gap: 1rem; align-items: start;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }
 .pictures + .pictures { margin-top: 1rem; }

@@ -5,6 +5,7 @@ In: counted answers. Out: arrays, of which tables and plots take percentiles and
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -37,6 +38,10 @@ MEASURES = (
     ),
     Measure("joules_per_token", "energy per token (J)", "J a token", _joules),
 )
+
+
+# values of single answers, by measure and configuration
+Values: TypeAlias = dict[Measure, dict[Configuration, Array]]
 
 
 def values_by_configuration(

@@ -57,7 +57,7 @@ def alternatives(run: str, hindsight: Hindsight | None) -> Plot | None:
         selection=selection,
         unit=unit,
         xlabel="time per committed token (ms)",
-        ylabels=["protocol and window γ (tokens)"],
+        ylabels=["protocol and\nwindow γ (tokens)"],
         heights=(1.5 + ROW * max(len(rows), 4), 1.8 + ROW * max(len(rows), _ROWS)),
         paint=paint,
         alt=f"{run}: time per committed token (ms) of each protocol and window γ (tokens), as "

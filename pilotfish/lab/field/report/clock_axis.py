@@ -85,11 +85,12 @@ def line(
     label: str,
     marker: str = "",
     filled: bool = True,
+    band: bool = True,
 ) -> None:
     """Draw the medians of the pixel columns as a line, and their extremes as a band.
 
     The line breaks at outages, and where nothing was measured. marker: draws the medians as points
-    instead of a line; filled: whether the points are filled.
+    instead of a line; filled: whether the points are filled. band: whether to draw the band.
     """
     columns = by_column(of, history.began_s, history.ended_s, _COLUMNS[wide])
     if marker:
@@ -112,7 +113,8 @@ def line(
         np.insert(values, at, np.nan)
         for values in (columns.unix_s, columns.low, columns.median, columns.high)
     )
-    axes.fill_between(times, low, high, color=colour, alpha=0.3, linewidth=0)
+    if band:
+        axes.fill_between(times, low, high, color=colour, alpha=0.3, linewidth=0)
     axes.plot(times, median, color=colour, linewidth=1.1, label=label)
     # a point between two breaks has no line, so it is drawn as a dot
     broken[:1] = True

@@ -8,11 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pilotfish.lab.drawing import Axes, legend_below
-from pilotfish.lab.field.report.answer_values import (
-    MEASURES,
-    best_windows,
-    values_by_configuration,
-)
+from pilotfish.lab.field.report.answer_values import MEASURES, Values, best_windows
 from pilotfish.lab.field.report.canvas import (
     Plot,
     PlotStyle,
@@ -24,20 +20,18 @@ from pilotfish.lab.field.report.canvas import (
 from pilotfish.lab.field.report.figures import Figures
 from pilotfish.lab.field.report.link_plots import draw_distributions
 from pilotfish.lab.field.report.samples import Array
-from pilotfish.lab.field.run import Answer
 
 _MOST_PROTOCOLS = 4  # panels of the comparison between runs
 
 
 def distributions(
-    run: str, answers: Sequence[Answer], all_figures: Sequence[Figures], styles: PlotStyle
+    run: str, measured: Values, all_figures: Sequence[Figures], styles: PlotStyle
 ) -> Plot | None:
     """Plot the distribution of each measure, a line for each protocol at its best window."""
     best = best_windows(all_figures)
     what, unit = "the distribution over answers", "answers"
     if not best:
         return None
-    measured = {m: values_by_configuration(answers, m) for m in MEASURES}
     tokens = measured[MEASURES[0]]
     selection = select({str(each): len(tokens.get(each, ())) for each in best})
     if not selection.kept:
@@ -78,14 +72,14 @@ def distributions(
 
 
 def compare_distributions(
-    runs: Sequence[tuple[str, Sequence[Answer], Sequence[Figures]]],
+    runs: Sequence[tuple[str, Values, Sequence[Figures]]],
 ) -> Plot | None:
     """Plot the distribution of ms a token of several runs, a panel for each of their protocols."""
     panels: dict[str, dict[str, Array]] = {}
-    for run, answers, all_figures in runs:
-        values = values_by_configuration(answers, MEASURES[0])
+    for run, values, all_figures in runs:
         for best in best_windows(all_figures):
-            panels.setdefault(str(best._replace(window=None)), {})[run] = values[best]
+            label = str(best._replace(window=None))
+            panels.setdefault(label, {})[run] = values[MEASURES[0]][best]
     panels = {label: lines for label, lines in panels.items() if len(lines) > 1}
     panels = dict(list(panels.items())[:_MOST_PROTOCOLS])
     if not panels:

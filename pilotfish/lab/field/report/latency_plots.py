@@ -26,16 +26,19 @@ _WITHOUT_WINDOW = "no γ"
 def latency(run: str, all_figures: Sequence[Figures], styles: PlotStyle) -> Plot | None:
     """Plot the time per token against the window, a line for each protocol and varied options.
 
+    Returns None if the run has no protocol with a window, or only one window and nothing else.
     Figures 4 and 7 of WISV have the same form.
     """
     measured = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
     if not measured:
         return None
+    columns = _columns([f for f, _ in measured])
+    if len(columns) < 2:
+        return None  # without windows there is nothing to compare
     selection = select({"": sum(spread.n for _, spread in measured)})
     what, unit = "latency against window", "answers"
     if not selection.kept:
         return few_only(run, what, selection, unit)
-    columns = _columns([f for f, _ in measured])
     series = by_series(f for f, _ in measured)
     legend = legend_shape(list(series))[1]
 

@@ -22,6 +22,7 @@ from pilotfish.lab.field.report.link_history import LinkHistory
 from pilotfish.lab.field.report.samples import Array, Samples, distribution, percentiles
 
 _WIDE_RANGE = 8.0  # ratio of the extremes above which an axis is logarithmic
+_MOST_DRAWN = 99.5  # percentile at which the axis of a distribution ends
 _COLOURS = (PALETTE[0], PALETTE[2], PALETTE[3])  # of sources; outages have another colour
 _DASHES = ("-", "--", "-.", ":")
 
@@ -40,8 +41,10 @@ def rtt_over_time(run: str, history: LinkHistory) -> Plot | None:
 
     def paint(all_axes: list[Axes], wide: bool) -> None:
         (axes,) = all_axes
+        # only the best source has a band, and it is drawn last, above the others
         for (source, each), colour in reversed(list(zip(drawn.items(), _COLOURS, strict=False))):
-            clock_axis.line(axes, each, history, wide=wide, colour=colour, label=source)
+            first = each is best
+            clock_axis.line(axes, each, history, wide=wide, colour=colour, label=source, band=first)
         scale(axes, values, "y")
         clock_axis.finish(axes, history, wide)
         if len(drawn) > 1 or history.outages or history.pauses:
@@ -109,7 +112,10 @@ def draw_distributions(
     labels: Sequence[str],
     colours: Sequence[str] = PALETTE,
 ) -> None:
-    """Draw the distribution of each line's values (%). labels: all lines, for their colours."""
+    """Draw the distribution of each line's values (%), up to percentile 99.5 of the widest.
+
+    labels: all lines, for their colours.
+    """
     for label, values in lines.items():
         index = labels.index(label)
         ordered, share = distribution(values)
@@ -122,7 +128,9 @@ def draw_distributions(
             linewidth=1.4,
             label=escape_math(shorten(label, 40)),
         )
-    scale(axes, np.concatenate(list(lines.values())), "x")
+    most = max(float(np.percentile(values, _MOST_DRAWN)) for values in lines.values())
+    values = np.concatenate(list(lines.values()))
+    scale(axes, values[values <= most], "x")
     axes.set_ylim(0, 101)
     axes.set_yticks([0, 25, 50, 75, 90, 100])
 

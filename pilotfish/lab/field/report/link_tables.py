@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 import numpy as np
 
 from pilotfish.base.prose import one_line
-from pilotfish.lab.field.report.answer_values import MEASURES, values_by_configuration
+from pilotfish.lab.field.report.answer_values import MEASURES
 from pilotfish.lab.field.report.measured import MeasuredRun
 from pilotfish.lab.field.report.samples import PERCENTILES, percentiles
 from pilotfish.lab.field.report.tables import NONE, number
@@ -72,10 +72,7 @@ def rtt_percentiles(runs: Sequence[MeasuredRun]) -> Table:
 
 def answer_percentiles(runs: Sequence[MeasuredRun]) -> Table:
     """Tabulate percentiles over answers of each measure, a row for each run and configuration."""
-    measured = [
-        (run, {m: values_by_configuration(run.answers, m) for m in MEASURES}) for run in runs
-    ]
-    measures = [m for m in MEASURES if any(values[m] for _, values in measured)]
+    measures = [m for m in MEASURES if any(run.values[m] for run in runs)]
     return Table(
         headings=[
             ("", "run"),
@@ -95,10 +92,12 @@ def answer_percentiles(runs: Sequence[MeasuredRun]) -> Table:
                 *(
                     number(value, 2 if m is MEASURES[2] else 1)
                     for m in measures
-                    for value in percentiles(values[m].get(f.configuration, _NO_VALUES)).values()
+                    for value in percentiles(
+                        run.values[m].get(f.configuration, _NO_VALUES)
+                    ).values()
                 ),
             ]
-            for run, values in measured
+            for run in runs
             for f in run.figures
         ],
     )
@@ -131,10 +130,9 @@ def outage_summary(run: MeasuredRun) -> str:
         text += f" The table has the {_MOST_OUTAGES} longest of {len(history.outages)} outages."
     if history.pauses:
         paused = sum(end - begin for begin, end in history.pauses)
-        times = f"{len(history.pauses)} time{'s' * (len(history.pauses) > 1)}"
         text += (
-            f" Nothing was measured for {duration(paused)} ({times}, because the watch did not "
-            "run); this time counts neither as there nor as away."
+            f" Nothing was measured for {duration(paused)} ({_times(len(history.pauses))}, because "
+            "the watch did not run); this time counts neither as there nor as away."
         )
     return text
 
@@ -156,16 +154,19 @@ def clock_steps(run: MeasuredRun) -> str:
     steps = run.history.steps
     if not steps:
         return ""
-    times = {1: "once", 2: "twice"}.get(len(steps), f"{len(steps)} times")
     told = [
         f"by {'+' if step.by_s > 0 else '−'}{duration(abs(step.by_s))} at {utc(step.clock_s)}"
         for step in steps[:_MOST_STEPS]
     ]
     rest = ", …" if len(steps) > _MOST_STEPS else ""
     return (
-        f"The device's wall clock was set {times} ({', '.join(told)}{rest}). The times of the "
-        "report are by the setting that held longest."
+        f"The device's wall clock was set {_times(len(steps))} ({', '.join(told)}{rest}). "
+        "The times of the report are by the setting that held longest."
     )
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count:,} times")
 
 
 def traffic(runs: Sequence[MeasuredRun]) -> Table:

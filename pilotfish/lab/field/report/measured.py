@@ -11,6 +11,7 @@ from pilotfish.base.errors import RunFileError
 from pilotfish.base.prose import one_line
 from pilotfish.lab.field.report.answer_values import (
     MEASURES,
+    Values,
     choice_shares,
     values_by_configuration,
 )
@@ -38,10 +39,10 @@ class MeasuredRun:
     figures: list[Figures]
     hindsight: Hindsight | None
     history: LinkHistory
+    values: Values
 
     def as_json(self) -> dict[str, Any]:
         """Return the results for ``--json``; the keys contain the units of times."""
-        by = {m: values_by_configuration(self.answers, m) for m in MEASURES}
         return {
             "run": self.name,
             "file": str(self.path),
@@ -57,7 +58,8 @@ class MeasuredRun:
                 {
                     **f.configuration.to_json(),
                     **{
-                        m.key: _percentiles(values.get(f.configuration)) for m, values in by.items()
+                        m.key: _percentiles(values.get(f.configuration))
+                        for m, values in self.values.items()
                     },
                 }
                 for f in self.figures
@@ -94,6 +96,7 @@ def read_run(path: str | Path) -> MeasuredRun:
         figures=figures(answers),
         hindsight=hindsight(answers),
         history=history(facts, every, answers, probes, outages),
+        values={m: values_by_configuration(answers, m) for m in MEASURES},
     )
 
 

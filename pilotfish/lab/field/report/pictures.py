@@ -106,14 +106,12 @@ def draw(
         distribution_compared=once(
             "compared-distribution",
             distribution_plots.compare_distributions(
-                [(run.name, run.answers, run.figures) for run in runs]
+                [(run.name, run.values, run.figures) for run in runs]
             ),
         ),
         distribution=each(
             "distribution",
-            lambda run: distribution_plots.distributions(
-                run.name, run.answers, run.figures, series
-            ),
+            lambda run: distribution_plots.distributions(run.name, run.values, run.figures, series),
             _split_by_series,
         ),
         latency=each(

@@ -66,7 +66,7 @@ def stages(run: str, all_figures: Sequence[Figures]) -> Plot | None:
         selection=selection,
         unit=unit,
         xlabel="time per committed token (ms, mean)",
-        ylabels=["protocol and window γ (tokens)"],
+        ylabels=["protocol and\nwindow γ (tokens)"],
         heights=_heights(measured, 1.7),
         paint=paint,
         alt=f"{run}: mean time per committed token in ms by stage ({', '.join(STAGES)}), a bar for "
@@ -219,7 +219,7 @@ def bytes_per_token(run: str, all_figures: Sequence[Figures]) -> Plot | None:
         selection=selection,
         unit=unit,
         xlabel="bytes per committed token (log scale)",
-        ylabels=["protocol and window γ (tokens)"],
+        ylabels=["protocol and\nwindow γ (tokens)"],
         heights=_heights(measured, 1.5),
         paint=paint,
         alt=f"{run}: bytes per committed token, up and down, on a log scale, for each protocol and "

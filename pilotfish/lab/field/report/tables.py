@@ -195,7 +195,10 @@ def _conditions(run: MeasuredRun) -> Iterator[tuple[str, str]]:
     yield "encrypted", "no" if facts.keys_path is None else "yes"
     yield "protocols", ", ".join(settings.protocols)
     yield "windows", ", ".join(map(str, settings.windows))
-    yield "prompts × repeats", f"{len(settings.prompts)} × {settings.repeat}"
+    if facts.watch is None:
+        yield "prompts × repeats", f"{len(settings.prompts)} × {settings.repeat}"
+    else:
+        yield "prompts", str(len(settings.prompts))
     yield "maximum tokens", str(settings.max_tokens)
     yield "temperature", f"{settings.temperature:g}"
     for name, value in settings.options.items():

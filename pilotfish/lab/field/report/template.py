@@ -39,7 +39,7 @@ made {{ made }} by {{ software }}
 
 <h2>The link over time</h2>
 <p>The time is UTC, as the device's clock told it; a device does not tell its time zone. Lines are
-medians, bands reach from the least to the most. Orange: the edge was away. Grey: nothing was
+medians; the band reaches from the least to the most. Orange: the edge was away. Grey: nothing was
 measured. Lines break there.</p>
 {% for run in runs if clock[run.name] %}
 <p>{{ run.name }}: {{ clock[run.name] }}</p>
@@ -55,7 +55,8 @@ measured. Lines break there.</p>
 {% if rtts.rows %}
 <h3>Percentiles of the RTT</h3>
 <p>Pings are small messages between answers. A percentile needs enough samples to expect one above
-it: p99 needs 100, p99.9 needs 1,000.</p>
+it: p99 needs 100, p99.9 needs 1,000. The picture's axis ends at the percentile 99.5 of the widest
+line.</p>
 {{ table(rtts) }}
 {{ show(gallery.rtt_distribution) }}
 {% endif %}
@@ -84,8 +85,11 @@ the drafter's and not the target's.</p>
 {{ table(latencies[run.name]) }}
 {% endfor %}
 
+{{ show(gallery.compared) }}
+
 <h2>Distributions over answers</h2>
-<p>Each protocol at its window with the lowest median; the table has all of them.</p>
+<p>Each protocol at its window with the lowest median; the table has all of them. The axes end at
+the percentile 99.5 of the widest line.</p>
 {{ show(gallery.distribution_compared) }}
 {{ show(gallery.distribution) }}
 {{ table(answer_percentiles) }}
@@ -94,7 +98,6 @@ the drafter's and not the target's.</p>
 {% if gallery.latency %}
 <h2>Latency against window</h2>
 <p>Medians over answers, with 95 % intervals. Dotted lines: protocols with a single setting.</p>
-{{ show(gallery.compared) }}
 {{ show(gallery.latency) }}
 {% endif %}
 
