@@ -130,12 +130,12 @@ def left_out(plot: Plot) -> str | None:
     few = plot.selection.few
     if not few:
         return None
-    counts = ", ".join(
-        f"{label} ({number} {plot.unit})" if label else f"{number} {plot.unit}"
-        for label, number in few.items()
-    )
-    of = "has only" if "" in few else "leaves out"
-    return f"{plot.run}: {plot.what} {of} {counts}; nothing is drawn of fewer than {FEW}."
+    if "" in few:
+        why = f"not drawn, because there are only {few['']} {plot.unit}; a picture needs {FEW}"
+    else:
+        counts = ", ".join(f"{label} ({number} {plot.unit})" for label, number in few.items())
+        why = f"not drawn for {counts}; a line needs {FEW}"
+    return f"{plot.run}: {plot.what}: {why}."
 
 
 def shorten(text: str, letters: int) -> str:
@@ -159,6 +159,11 @@ def title(run: str, finding: str, n: str, *, wide: bool = False) -> str:
     return escape_math(
         "\n".join(fill(_UNIT_SPACE.sub(_NBSP, line), _TITLE_LETTERS[wide]) for line in lines)
     )
+
+
+def count(number: int, noun: str) -> str:
+    """Format a number of things: ``1 outage``, ``1,200 answers``; noun: in the singular."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def format_counts(counts: Iterable[int], what: str) -> str:

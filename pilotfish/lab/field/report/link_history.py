@@ -153,7 +153,7 @@ def history(
             *clock.outages,
         ]
     ).reshape(-1, 2)
-    last_s = float(np.max(spans[:, 1:], initial=facts.starts[0].unix_s if not len(spans) else 0.0))
+    last_s = float(spans[:, 1].max()) if len(spans) else facts.starts[0].unix_s
     absences = [
         Absence(
             began_s=float(begin),
@@ -170,10 +170,12 @@ def history(
     watch = facts.watch
     longest_s = _PAUSE_S if watch is None else _MISSED * watch.every_s
     begins = chain(clock.probes, at_answers)
-    ended_s = last_s if watch is None else _end_of_slot(watch, first_s, max(begins, default=0.0))
+    ended_s = last_s
+    if watch is not None:
+        ended_s = max(last_s, _end_of_slot(watch, first_s, max(begins, default=0.0)))
     return LinkHistory(
         began_s=first_s,
-        ended_s=max(ended_s, last_s),
+        ended_s=ended_s,
         rounds=rounds,
         slots=0 if watch is None else max(1, round((ended_s - first_s) / watch.every_s)),
         rtts=_rtts(counted, at_answers, probes, clock.probes),
@@ -224,7 +226,8 @@ class _Clock:
         self.answers, self.probes, begins, ends = np.split(
             at, np.cumsum([len(every), len(probes), len(outages)])
         )
-        self.outages = np.stack([begins, ends], axis=1)
+        # an outage without an end is as long as the file tells, at least until it began
+        self.outages = np.stack([begins, np.where(np.isnan(ends), begins, ends)], axis=1)
         self.steps = [
             ClockStep(clock_s=step.clock_s + float(offset), by_s=step.by_s) for step in wall.steps
         ]

@@ -12,6 +12,7 @@ from pilotfish.lab.drawing import PALETTE, Axes, NullLocator, escape_math, legen
 from pilotfish.lab.field.report import clock_axis
 from pilotfish.lab.field.report.canvas import (
     Plot,
+    count,
     few_only,
     format_counts,
     legend_shape,
@@ -50,8 +51,11 @@ def rtt_over_time(run: str, history: LinkHistory) -> Plot | None:
         if len(drawn) > 1 or history.outages or history.pauses:
             legend_below(axes, 4 if wide else 2)
 
-    gaps = [f"{len(history.outages)} outages"] if history.outages else []
-    gaps += [f"{len(history.pauses)} pauses"] if history.pauses else []
+    gaps = [
+        count(len(spans), noun)
+        for spans, noun in ((history.outages, "outage"), (history.pauses, "pause"))
+        if spans
+    ]
     return Plot(
         run=run,
         what=what,
@@ -154,9 +158,10 @@ def scale(axes: Axes, values: Array, which: str) -> None:
 
 
 def told(values: dict[str, float | None]) -> str:
-    """Tell percentiles in ms: ``p50 48, p99 310 ms``."""
+    """Tell the median and the highest known percentile up to p99: ``p50 48, p99 310 ms``."""
     known = [(name, value) for name, value in values.items() if value is not None]
-    kept = [pair for pair in known if pair[0] in ("p50", "p99")] or known
+    upper = [pair for pair in known if pair[0] in ("p90", "p99")]
+    kept = known[:1] + upper[-1:]
     return ", ".join(f"{name} {value:.{0 if value >= 100 else 1}f}" for name, value in kept) + " ms"
 
 

@@ -38,9 +38,11 @@ made {{ made }} by {{ software }}
 <div class="facts">{{ table(common) }}</div>
 
 <h2>The link over time</h2>
+{% if gallery.rtt or gallery.link %}
 <p>The time is UTC, as the device's clock told it; a device does not tell its time zone. Lines are
 medians; the band reaches from the least to the most. Orange: the edge was away. Grey: nothing was
 measured. Lines break there.</p>
+{% endif %}
 {% for run in runs if clock[run.name] %}
 <p>{{ run.name }}: {{ clock[run.name] }}</p>
 {% endfor %}
@@ -60,11 +62,13 @@ line.</p>
 {{ table(rtts) }}
 {{ show(gallery.rtt_distribution) }}
 {% endif %}
+{% if gallery.link %}
 <h3>Goodput, jitter, retransmissions, signal</h3>
 <p>Goodput is that of a probe's transfer, where there is one. A hollow triangle is a lower bound:
 the transfer ended before its rate was steady. Other values are the device's estimates when each
 answer or probe began.</p>
 {{ show(gallery.link) }}
+{% endif %}
 {% for run in runs if run.history.unmeasured %}
 <p class="soft">{{ run.name }}: not measured: {{ run.history.unmeasured | join(", ") }}.</p>
 {% endfor %}
