@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from pilotfish.engines.chat_formats.reader import Turn, TurnPart
@@ -11,6 +12,7 @@ from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import LOCAL, OMITTED_MASS, counters, streams
 
 STAGES = ("draft", "encode", "uplink", "queue", "verify", "downlink", "settle")
+_stage_values = attrgetter(*STAGES)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -33,7 +35,7 @@ class Timings:
     @property
     def total(self) -> float:
         """Seconds from the first drafted token to the last committed one."""
-        return float(sum(getattr(self, stage) for stage in STAGES))
+        return float(sum(_stage_values(self)))
 
     def __add__(self, other: "Timings") -> "Timings":
         """Add stage by stage."""

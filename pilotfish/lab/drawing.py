@@ -19,7 +19,7 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 except ModuleNotFoundError as error:
     if not (error.name or "").startswith("matplotlib"):
         raise
@@ -34,6 +34,7 @@ __all__ = [
     "FuncFormatter",
     "MaxNLocator",
     "NullFormatter",
+    "NullLocator",
     "escape_math",
     "legend_below",
     "panels",
@@ -80,16 +81,20 @@ def panels(
     xlabel: str | Sequence[str],
     ylabels: Sequence[str],
     inches: tuple[float, float] = INCHES,
+    *,
+    beside: bool = False,
 ) -> Iterator[list[Axes]]:
-    """Yield stacked axes, one for each of ``ylabels``; otherwise do the same as `plot`.
+    """Yield axes, one for each of ``ylabels``; otherwise do the same as `plot`.
 
-    xlabel: one label, if all axes share the x axis; otherwise a label for each.
+    xlabel: one label, if all axes share the x axis; otherwise a label for each. beside: whether the
+    axes are side by side, not stacked.
     """
     with style.context(_STYLE):
         figure = Figure(figsize=inches, dpi=DPI)
         FigureCanvasAgg(figure)
+        rows, columns = (1, len(ylabels)) if beside else (len(ylabels), 1)
         axes: list[Axes] = list(
-            figure.subplots(len(ylabels), 1, sharex=isinstance(xlabel, str), squeeze=False)[:, 0]
+            figure.subplots(rows, columns, sharex=isinstance(xlabel, str), squeeze=False).flat
         )
         for each, ylabel in zip(axes, ylabels, strict=True):
             each.set_ylabel(ylabel)
@@ -101,6 +106,7 @@ def panels(
             for each, label in zip(axes, xlabel, strict=True):
                 each.set_xlabel(label)
         yield axes
+        figure.align_ylabels(axes)
         with warnings.catch_warnings():
             # suppress a warning, since a run's name may have letters that the font lacks
             warnings.filterwarnings("ignore", "Glyph")
@@ -110,10 +116,26 @@ def panels(
 
 
 def legend_below(axes: Axes, columns: int = 3) -> None:
-    """Put the legend below the axes, where it does not hide the lines."""
+    """Put the legend below the axes, where it does not hide the lines.
+
+    The legend has the labels of all axes of the figure, each once.
+    """
     figure = axes.get_figure()
     assert figure is not None
-    figure.legend(loc="outside lower center", ncols=columns, handletextpad=0.4, columnspacing=1.0)
+    entries = [zip(*each.get_legend_handles_labels(), strict=True) for each in figure.axes]
+    handles = {label: handle for each in reversed(entries) for handle, label in each}
+    labels = dict.fromkeys(
+        label for each in figure.axes for label in each.get_legend_handles_labels()[1]
+    )
+    if labels:
+        figure.legend(
+            [handles[label] for label in labels],
+            list(labels),
+            loc="outside lower center",
+            ncols=columns,
+            handletextpad=0.4,
+            columnspacing=1.0,
+        )
 
 
 def escape_math(text: str) -> str:

@@ -5,8 +5,8 @@ In: a Jinja template that extends "page", and its values. It fills the blocks ``
 ``pictures`` from "parts". Out: HTML, in which all text of the values is escaped.
 
 The page is legible at a width of 360 CSS pixels. Only tables are wider than a phone; each table
-scrolls in a separate box. Colours follow the reader's light or dark scheme. Plots have a white
-background.
+scrolls in a separate box. Colours follow the reader's light or dark scheme, also those of plots: a
+dark scheme inverts their lightness and keeps their hues.
 """
 
 import base64
@@ -25,10 +25,14 @@ from pilotfish.base.version import SOFTWARE
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """The file of a plot. alt: description of the plot in words, with units and counts."""
+    """The file of a plot. alt: description of the plot in words, with units and counts.
+
+    narrow: file of the same plot for a narrow screen. With it, ``path`` is as wide as the page.
+    """
 
     path: Path
     alt: str
+    narrow: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +60,9 @@ def render_page(template: str, **values: Any) -> str:
     return environment.from_string(template).render(made=made, software=SOFTWARE, **values)
 
 
-def _embed(picture: Picture) -> str:
-    """Encode a picture's PNG as a data URI."""
-    return "data:image/png;base64," + base64.b64encode(picture.path.read_bytes()).decode()
+def _embed(path: Path) -> str:
+    """Encode a PNG as a data URI."""
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
 
 
 def _groups(headings: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
@@ -92,7 +96,14 @@ _PARTS = """\
 {% macro pictures(found) %}
 <div class="pictures">
 {% for picture in found %}
-<figure><img src="{{ picture | embedded }}" alt="{{ picture.alt }}"></figure>
+{% if picture.narrow %}
+<figure class="as-wide"><picture>
+<source media="screen and (max-width: 48rem)" srcset="{{ picture.narrow | embedded }}">
+<img src="{{ picture.path | embedded }}" alt="{{ picture.alt }}">
+</picture></figure>
+{% else %}
+<figure><img src="{{ picture.path | embedded }}" alt="{{ picture.alt }}"></figure>
+{% endif %}
 {% endfor %}
 </div>
 {% endmacro %}
@@ -142,13 +153,19 @@ tbody tr:last-child > * { border-bottom: 0; }
 tr.best > *, tr.best > th { background: var(--mark); }
 .facts td, .facts thead th { text-align: left; white-space: normal; min-width: 11rem; }
 .facts tbody th { white-space: normal; max-width: 8.5rem; font-weight: 500; color: var(--soft); }
-.reasons td:last-child { text-align: left; white-space: normal; min-width: 18rem; }
+.reasons th:last-child, .reasons td:last-child { text-align: left; white-space: normal;
+  min-width: 18rem; }
 .pictures { display: grid; gap: 1rem; align-items: start;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }
 .pictures + .pictures { margin-top: 1rem; }
 figure { margin: 0; padding: .5rem; background: #fff; border: 1px solid var(--line);
   border-radius: 6px; max-width: 30rem; }
 figure img { display: block; width: 100%; height: auto; }
+figure.as-wide { max-width: none; grid-column: 1 / -1; }
+@media (prefers-color-scheme: dark) {
+  figure { background: #16191c; }
+  figure img { filter: invert(.91) hue-rotate(180deg); } /* keeps hues, turns white to the card */
+}
 summary { cursor: pointer; color: var(--accent); margin: .6rem 0; }
 @media (max-width: 30rem) { body { padding: 1rem .7rem 3rem; } figure { padding: .25rem; } }
 @media print {
@@ -160,6 +177,7 @@ summary { cursor: pointer; color: var(--accent); margin: .6rem 0; }
   tbody th { position: static; }
   figure, tr, p, h2, h3 { break-inside: avoid; } h2, h3, h2 + p { break-after: avoid; }
   .pictures { grid-template-columns: 1fr 1fr; }
+  figure { background: #fff; } figure img { filter: none; }
 }
 </style>
 </head>

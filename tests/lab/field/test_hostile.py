@@ -11,9 +11,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pilotfish.base.errors import RunFileError, UnsupportedError
+from pilotfish.device_runtime.record import RttSample
+from pilotfish.lab.field.link_rows import Outage
 from pilotfish.lab.field.recording import Recorder, has_begun
 from pilotfish.lab.field.replay import replay
 from pilotfish.lab.field.report.measured import read_run
@@ -21,6 +24,7 @@ from pilotfish.lab.field.report.report_page import write
 from pilotfish.lab.field.run import Run
 from pilotfish.speculation.latency import Link
 from tests.lab.field.test_run import CHOICE, FACTS, LINK, a_round, requests
+from tests.support.made_watches import probe
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
 BLOAT = "hex(zeroblob(400000000))"
@@ -39,6 +43,11 @@ def path(tmp_path: Path) -> Path:
                 number, finished=True, tokens=18, total_s=0.6, link=LINK, choice=CHOICE,
                 finish_reason="length", prompt_tokens=10, first_token_s=0.1, energy_j=0.5,
             )  # fmt: skip
+            recorder.add_rtts(number, [RttSample(0.1, 0.02)] * 4)
+        for at in (3.0, 400.0):
+            recorder.add_probe(probe(at, np.random.default_rng(0)))
+        ends = {"ended_unix_s": 30.0, "ended_clock_s": 20.0}
+        recorder.begin_outage(Outage(began_unix_s=20.0, began_clock_s=10.0, reason="away", **ends))
     return path
 
 
@@ -223,10 +232,11 @@ def odd_cells(path: Path, rng: random.Random) -> None:
     database = sqlite3.connect(path)
     database.execute("PRAGMA ignore_check_constraints = ON")
     for _ in range(rng.choice([1, 1, 2])):
-        table = rng.choice(["answers", "rounds", "facts"])
+        table = rng.choice(["answers", "rounds", "facts", "rtts", "probes", "outages"])
         columns = [row[1] for row in database.execute(f"PRAGMA table_info({table})")]
         column, value = rng.choice(columns), rng.choice(ODD)
-        kind = {"answers": "id = 1", "rounds": "answer = 1 AND number = 2", "facts": "1"}[table]
+        in_answer = "answer = 1 AND number = 2"
+        kind = {"rounds": in_answer, "rtts": in_answer}.get(table, "id = 1")
         if table == "facts":
             name = rng.choice([row[0] for row in database.execute("SELECT name FROM facts")])
             kind = f"name = '{name}'"

@@ -61,31 +61,37 @@ def test_the_page_needs_nothing_but_itself(report):
     assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(result.tags)
     assert all(link.startswith("data:image/png;base64,") for link in result.links)
     assert not re.search(r"url\(|@import|https?:", " ".join(result.styles))
-    assert result.tags.count("img") == len(result.links) == 7
+    # each picture has a wide and a narrow rendition
+    assert 2 * result.tags.count("img") == len(result.links) == 16
+    assert result.tags.count("source") == result.tags.count("img")
 
 
 def test_pictures_group_by_the_varied_options_and_have_few_groups(tmp_path):
     """A line for each protocol and K, and a part of the lines in each picture."""
     several = 2 * MOST_SERIES - 3
     varied = [
-        answer([chain(w, 1), chain(w, 1)], window=w, protocol="tslt", point=(("draft_top_k", k),))
+        answer(
+            [chain(w, 1)] * 10, window=w, protocol="tslt", point=(("draft_top_k", k),), prompt=w
+        )
         for k in range(several)
         for w in (2, 4)
     ]
-    plain = [answer([chain(2, 1), chain(2, 2)], window=2)]
+    plain = [answer([chain(2, 1), chain(2, 2)], window=2, repeat=i) for i in range(12)]
     made = read_run(recorded(tmp_path / "run.pilotfish", [*plain, *varied]))
     labels = ["greedy", *(f"tslt draft-top-k {k}" for k in range(several))]
     assert [*by_series(made.figures)] == labels
     gallery = draw([made], tmp_path)
-    for pictures in (gallery.latency, gallery.depths):
+    for pictures in (gallery.latency.pictures, gallery.depths.pictures):
         alts = [re.search(r"for each of (.*?);", picture.alt)[1] for picture in pictures]
         parts = [alt.split(", ") for alt in alts]
         assert [len(part) for part in parts] == [MOST_SERIES, MOST_SERIES - 2]
         assert [label for part in parts for label in part] == labels
         assert [p.alt.split(":")[0] for p in pictures] == ["run, 1 of 2", "run, 2 of 2"]
-    for pictures in (gallery.stages, gallery.bytes_per_token):
+    for pictures in (gallery.stages.pictures, gallery.bytes_per_token.pictures):
         assert len(pictures) == -(-(2 * several + 1) // MOST_ROWS)
-    assert len({p.path for p in chained(gallery.latency, gallery.depths, gallery.stages)}) == 6
+    kinds = (gallery.latency, gallery.depths, gallery.stages)
+    drawn = [*chained.from_iterable(kind.pictures for kind in kinds)]
+    assert len({p.path for p in drawn} | {p.narrow for p in drawn}) == 2 * 6
     assert not [p for p in tmp_path.glob("*.png") if not p.stat().st_size]
 
 
@@ -130,7 +136,9 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
     for number in (1, 2):
         (tmp_path / str(number)).mkdir()
         path = tmp_path / str(number) / "lan.pilotfish"
-        paths.append(recorded(path, [answer([chain(2, 1, ms=10.0 * number)] * 3, window=2)]))
+        rounds = [chain(2, 1, ms=10.0 * number)] * 3
+        answers = [answer(rounds, window=2, repeat=i) for i in range(12)]
+        paths.append(recorded(path, answers))
     runs = with_unique_names([read_run(path) for path in paths])
     assert [run.name for run in runs] == ["lan", "lan (2)"]
     write(runs, tmp_path / "out")
@@ -142,22 +150,26 @@ def test_runs_of_one_name_are_told_apart(tmp_path):
 def test_an_unmeasured_link_is_said_not_drawn(tmp_path):
     path = recorded(tmp_path / "x.pilotfish", [answer([chain(2, 1)] * 3, window=2)])
     gallery = draw([read_run(path)], tmp_path)
-    assert gallery.link == []
+    assert not gallery.link
+    assert not gallery.rtt
     text = page([read_run(path)], gallery)
     assert "not measured: RTT, jitter, goodput up, goodput down, retransmissions, signal." in text
     assert "the run has no answer under protocol auto" in text
 
 
 def test_the_link_over_time_has_what_was_measured(tmp_path):
-    states = [linked(rtt=0.02 + i * 1e-3, signal=-60.0) for i in range(4)]
+    states = [linked(rtt=0.02 + i * 1e-3, signal=-60.0) for i in range(20)]
     answers = [
         answer([chain(2, 1)] * 2, window=2, repeat=i, link=link, started_unix_s=1.8e9 + 4000 * i)
         for i, link in enumerate(states)
     ]
     run = read_run(recorded(tmp_path / "x.pilotfish", answers))
-    (picture,) = draw([run], tmp_path).link
-    assert "RTT, signal" in picture.alt
-    assert "RTT from 20 to 23 ms (n = 4 answers)" in picture.alt
+    gallery = draw([run], tmp_path)
+    (rtt,), (signal,) = gallery.rtt.pictures, gallery.link.pictures
+    assert "estimates at begins of answers" in rtt.alt
+    assert "19 pauses" in rtt.alt  # the answers are 4,000 s apart
+    assert "RTT p50 29.5, p90 37.1 ms (n = 20 RTT samples)" in rtt.alt
+    assert "signal -60 to -60 dBm (n = 20 measurements a line)" in signal.alt
     assert run.as_json()["not_measured"] == [
         "jitter",
         "goodput up",

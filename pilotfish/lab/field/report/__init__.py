@@ -1,8 +1,10 @@
 """`field report`: read run files, and write one HTML page with plots.
 
 `measured` reads a run, checks it with `plausible` and counts the skipped answers. `figures`,
-`hindsight` and `link` compute the results, with `lab.statistics`. `latency_plots`, `plots`,
-`timeline` and `choice_plots` draw the results on a `canvas`; `pictures` calls them. `tables`
-formats tables. `report_page.write` is the entry point; it fills `template`. Only the modules that
-draw need matplotlib.
+`hindsight`, `answer_values` and `link_history` compute the results, with `samples` and
+`lab.statistics`. `latency_plots`, `plots`, `distribution_plots`, `link_plots`, `quantity_plots`,
+`choice_plots` and `choice_times` make plots, the ones over time with `clock_axis`; `canvas` draws
+them, if they have enough points, and `pictures` calls them all. `tables` and `link_tables` format
+tables. `report_page.write` is the entry point; it fills `template`. Only the modules that draw need
+matplotlib.
 """

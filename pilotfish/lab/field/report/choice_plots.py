@@ -1,68 +1,46 @@
 """Plot the choices of `auto`: its time next to every fixed choice's, and its predictions.
 
-In: the `Hindsight` of one run. Out: files, and descriptions of them in words.
+In: the `Hindsight` of one run. Out: plots, with descriptions in words (alternative texts).
 """
 
-from pathlib import Path
+from collections.abc import Sequence
 
-from pilotfish.lab.drawing import MARKERS, PALETTE, MaxNLocator, escape_math, legend_below, plot
+from pilotfish.lab.drawing import MARKERS, PALETTE, Axes, MaxNLocator, escape_math, legend_below
 from pilotfish.lab.field.report.canvas import (
-    WIDTH,
+    ROW,
+    Plot,
+    few_only,
     format_counts,
-    title,
+    select,
     whiskers,
 )
 from pilotfish.lab.field.report.hindsight import Alternative, Hindsight
-from pilotfish.lab.page import Picture
 
-_ROW = 0.27  # height of a row (inches)
-_ROWS = 7  # minimum height of the plot, in rows
+_ROWS = 7  # minimum height of a narrow plot, in rows
 
 
-def alternatives(path: Path, run: str, hindsight: Hindsight | None) -> Picture | None:
+def alternatives(run: str, hindsight: Hindsight | None) -> Plot | None:
     """Plot the time of `auto` as a line, and each alternative's measured and predicted times."""
     if hindsight is None:
         return None
     rows = [a for a in hindsight.alternatives if a.fixed is not None or a.forecast_ms is not None]
     if hindsight.auto is None or not rows:
         return None
+    auto = hindsight.auto
+    fixed = [a.fixed.n for a in rows if a.fixed is not None]
+    selection = select({"": auto.n + sum(fixed)})
+    what, unit = "the comparison of auto with its alternatives", "answers"
+    if not selection.kept:
+        return few_only(run, what, selection, unit)
     rows.sort(key=_cost)
-    finding = f"auto took {hindsight.auto.median:.1f} ms per token" + _against_best(hindsight)
-    n = f"auto: n = {hindsight.auto.n} answers"
-    if fixed := [a.fixed.n for a in rows if a.fixed is not None]:
+    n = f"auto: n = {auto.n} answers"
+    if fixed:
         n += f"; fixed: {format_counts(fixed, 'each')}"
-    with plot(
-        path,
-        title(run, finding, n),
-        "time per committed token (ms)",
-        "protocol and window γ (tokens)",
-        (WIDTH, 1.8 + _ROW * max(len(rows), _ROWS)),
-    ) as axes:
-        axes.axvline(hindsight.auto.median, color=PALETTE[6], linewidth=1.4, label="auto, measured")
-        measured = [(a.fixed, row) for row, a in enumerate(rows) if a.fixed is not None]
-        for spread, row in measured:
-            axes.errorbar(spread.median, row, xerr=whiskers(spread), color=PALETTE[0], capsize=2)
-        if measured:
-            medians = [spread.median for spread, _ in measured]
-            axes.scatter(
-                medians,
-                [row for _, row in measured],
-                color=PALETTE[0],
-                s=24,
-                label="fixed, measured",
-            )
-        expected = [(a.forecast_ms, row) for row, a in enumerate(rows) if a.forecast_ms is not None]
-        if expected:
-            axes.scatter(
-                [ms for ms, _ in expected],
-                [row for _, row in expected],
-                color=PALETTE[1],
-                marker=MARKERS[3],
-                facecolors="none",
-                s=30,
-                zorder=3,
-                label="auto's forecast",
-            )
+
+    def paint(all_axes: list[Axes], _: bool) -> None:
+        (axes,) = all_axes
+        axes.axvline(auto.median, color=PALETTE[6], linewidth=1.4, label="auto, measured")
+        _alternatives(axes, rows)
         axes.set_yticks(range(len(rows)), [_row_name(a) for a in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlim(left=0)
@@ -70,11 +48,48 @@ def alternatives(path: Path, run: str, hindsight: Hindsight | None) -> Picture |
             axes.get_xlabel(), loc="right"
         )  # placed here because long row names leave no space further left
         legend_below(axes)
-    return Picture(
-        path=path,
+
+    return Plot(
+        run=run,
+        what=what,
+        finding=f"auto took {auto.median:.1f} ms per token" + _against_best(hindsight),
+        n=n,
+        selection=selection,
+        unit=unit,
+        xlabel="time per committed token (ms)",
+        ylabels=["protocol and\nwindow γ (tokens)"],
+        heights=(1.5 + ROW * max(len(rows), 4), 1.8 + ROW * max(len(rows), _ROWS)),
+        paint=paint,
         alt=f"{run}: time per committed token (ms) of each protocol and window γ (tokens), as "
-        f"measured and as predicted by auto, and the time that auto took; {finding} ({n}).",
+        f"measured and as predicted by auto, and the time that auto took",
     )
+
+
+def _alternatives(axes: Axes, rows: Sequence[Alternative]) -> None:
+    """Draw the times of the fixed choices and the forecasts, each in its row."""
+    measured = [(a.fixed, row) for row, a in enumerate(rows) if a.fixed is not None]
+    for spread, row in measured:
+        axes.errorbar(spread.median, row, xerr=whiskers(spread), color=PALETTE[0], capsize=2)
+    if measured:
+        axes.scatter(
+            [spread.median for spread, _ in measured],
+            [row for _, row in measured],
+            color=PALETTE[0],
+            s=24,
+            label="fixed, measured",
+        )
+    expected = [(a.forecast_ms, row) for row, a in enumerate(rows) if a.forecast_ms is not None]
+    if expected:
+        axes.scatter(
+            [ms for ms, _ in expected],
+            [row for _, row in expected],
+            edgecolors=PALETTE[1],
+            marker=MARKERS[3],
+            facecolors="none",
+            s=30,
+            zorder=3,
+            label="auto's forecast",
+        )
 
 
 def _cost(alternative: Alternative) -> float:
@@ -95,32 +110,41 @@ def _against_best(hindsight: Hindsight) -> str:
     return f", the best fixed choice ({best.configuration}) {hindsight.best.fixed.median:.1f}"
 
 
-def predictions(path: Path, run: str, hindsight: Hindsight | None) -> Picture | None:
+def predictions(run: str, hindsight: Hindsight | None) -> Plot | None:
     """Plot each answer's measured time against its predicted time; None without predictions."""
     if hindsight is None or not hindsight.predicted or hindsight.error is None:
         return None
-    finding = f"predictions of auto are off by {100 * hindsight.error:.0f} % in the median"
-    n = f"n = {len(hindsight.predicted)} answers"
-    with plot(
-        path,
-        title(run, finding, n),
-        "predicted time per token (ms)",
-        "measured time per token (ms)",
-        (WIDTH, 3.4),
-    ) as axes:
-        top = 1.08 * max(max(pair) for pair in hindsight.predicted)
+    predicted, measured = zip(*hindsight.predicted, strict=True)
+    selection = select({"": len(predicted)})
+    what, unit = "auto's predictions", "answers"
+    if not selection.kept:
+        return few_only(run, what, selection, unit)
+    top = 1.08 * max(*predicted, *measured)
+
+    def paint(all_axes: list[Axes], wide: bool) -> None:
+        (axes,) = all_axes
         axes.plot([0, top], [0, top], color="#999999", linewidth=1, label="as predicted")
         axes.fill_between(
             [0, top], [0, 0.9 * top], [0, 1.1 * top], color="#dddddd", label="within 10 %"
         )
-        predicted, measured = zip(*hindsight.predicted, strict=True)
         axes.scatter(predicted, measured, color=PALETTE[0], s=16, label="an answer")
-        axes.set(xlim=(0, top), ylim=(0, top), aspect="equal")
+        axes.set(xlim=(0, top), ylim=(0, top))
+        if not wide:
+            axes.set_aspect("equal")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(5))
         legend_below(axes)
-    return Picture(
-        path=path,
-        alt=f"{run}: measured against predicted time per committed token in ms of auto's answers; "
-        f"{finding} ({n}).",
+
+    return Plot(
+        run=run,
+        what=what,
+        finding=f"predictions of auto are off by {100 * hindsight.error:.0f} % in the median",
+        n=f"n = {len(predicted):,} answers",
+        selection=selection,
+        unit=unit,
+        xlabel="predicted time per token (ms)",
+        ylabels=["measured time per token (ms)"],
+        heights=(3.6, 3.4),
+        paint=paint,
+        alt=f"{run}: measured against predicted time per committed token in ms of auto's answers",
     )

@@ -1,51 +1,49 @@
 """Plot latency against the window, for one run and for several runs together.
 
-In: the results of runs. Out: files, and descriptions of them in words (alternative texts).
+In: the results of runs. Out: plots, with descriptions in words (alternative texts).
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from pilotfish.lab.drawing import Axes, escape_math, legend_below, plot
+from pilotfish.lab.drawing import Axes, escape_math, legend_below
 from pilotfish.lab.field.report.canvas import (
-    WIDTH,
+    Plot,
     PlotStyle,
+    few_only,
     format_counts,
     legend_shape,
+    select,
     shorten,
-    title,
     whiskers,
 )
 from pilotfish.lab.field.report.figures import Figures, by_series, lowest, protocols_of
 from pilotfish.lab.field.run import WindowSetting
-from pilotfish.lab.page import Picture
 from pilotfish.lab.statistics import Spread
 
 _WITHOUT_WINDOW = "no γ"
 
 
-def latency(
-    path: Path, run: str, all_figures: Sequence[Figures], styles: PlotStyle
-) -> Picture | None:
+def latency(run: str, all_figures: Sequence[Figures], styles: PlotStyle) -> Plot | None:
     """Plot the time per token against the window, a line for each protocol and varied options.
 
+    Returns None if the run has no protocol with a window, or only one window and nothing else.
     Figures 4 and 7 of WISV have the same form.
     """
     measured = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
     if not measured:
         return None
-    finding = _lowest([f for f, _ in measured])
-    n = format_counts((spread.n for _, spread in measured), "answers a point")
     columns = _columns([f for f, _ in measured])
+    if len(columns) < 2:
+        return None  # without windows there is nothing to compare
+    selection = select({"": sum(spread.n for _, spread in measured)})
+    what, unit = "latency against window", "answers"
+    if not selection.kept:
+        return few_only(run, what, selection, unit)
     series = by_series(f for f, _ in measured)
-    legend_columns, legend = legend_shape(list(series))
-    with plot(
-        path,
-        title(run, finding, n),
-        "window γ (drafted tokens per round)",
-        "time per committed token (ms)",
-        (WIDTH, 3.9 + legend),
-    ) as axes:
+    legend = legend_shape(list(series))[1]
+
+    def paint(all_axes: list[Axes], wide: bool) -> None:
+        (axes,) = all_axes
         for i, (label, line) in enumerate(series.items()):
             # shift each line, so that intervals do not overlap
             offset = 0.24 * ((i + 0.5) / len(series) - 0.5)
@@ -58,11 +56,21 @@ def latency(
         axes.set_xticks(range(len(columns)), columns)
         axes.set_xlim(-0.5, len(columns) - 0.5)
         axes.set_ylim(bottom=0)
-        legend_below(axes, legend_columns)
-    return Picture(
-        path=path,
+        legend_below(axes, legend_shape(list(series), wide)[0])
+
+    return Plot(
+        run=run,
+        what=what,
+        finding=_lowest([f for f, _ in measured]),
+        n=format_counts((spread.n for _, spread in measured), "answers a point"),
+        selection=selection,
+        unit=unit,
+        xlabel="window γ (drafted tokens per round)",
+        ylabels=["time per committed token (ms)"],
+        heights=(3.6 + legend / 2, 3.9 + legend),
+        paint=paint,
         alt=f"{run}: time per committed token in ms against the window γ in drafted tokens, median "
-        f"and 95 % interval for each of {', '.join(series)}; {finding} ({n}).",
+        f"and 95 % interval for each of {', '.join(series)}",
     )
 
 
@@ -115,22 +123,19 @@ def _columns(all_figures: Sequence[Figures]) -> list[str]:
     return [_WITHOUT_WINDOW if window is None else str(window) for window in windows]
 
 
-def compare_runs(
-    path: Path, runs: Sequence[tuple[str, Sequence[Figures]]], styles: PlotStyle
-) -> Picture | None:
+def compare_runs(runs: Sequence[tuple[str, Sequence[Figures]]], styles: PlotStyle) -> Plot | None:
     """Plot a row for each run, with each protocol at its best window; None for a single run."""
     measured = [(run, best) for run, spread in runs if (best := _best_windows(spread))]
     if len(measured) < 2:
         return None
-    n = format_counts((f.n for _, best in measured for f, _ in best), "answers a point")
-    with plot(
-        path,
-        title("Each protocol at its best window", f"{len(measured)} runs", n),
-        "time per committed token (ms)",
-        "run",
-        (WIDTH, 1.9 + 0.5 * len(measured)),
-    ) as axes:
-        protocols = protocols_of([f for _, best in measured for f, _ in best])
+    selection = select({"": sum(spread.n for _, best in measured for _, spread in best)})
+    heading, what, unit = "Each protocol at its best window", "the comparison of runs", "answers"
+    if not selection.kept:
+        return few_only("All runs", what, selection, unit)
+    protocols = protocols_of([f for _, best in measured for f, _ in best])
+
+    def paint(all_axes: list[Axes], wide: bool) -> None:
+        (axes,) = all_axes
         for i, protocol in enumerate(protocols):
             # shift each protocol, so that points do not overlap
             offset = 0.5 * ((i + 0.5) / len(protocols) - 0.5)
@@ -141,16 +146,25 @@ def compare_runs(
                 if f.configuration.protocol == protocol
             ]
             _dots(axes, points, protocol, styles)
-        axes.set_yticks(
-            range(len(measured)), [escape_math(shorten(run, 18)) for run, _ in measured]
-        )
+        names = [escape_math(shorten(run, 30 if wide else 18)) for run, _ in measured]
+        axes.set_yticks(range(len(measured)), names)
         axes.set_ylim(len(measured) - 0.4, -0.6)
         axes.set_xlim(left=0)
-        legend_below(axes, 4)
-    return Picture(
-        path=path,
+        legend_below(axes, 9 if wide else 4)
+
+    return Plot(
+        run=heading,
+        what=what,
+        finding=f"{len(measured)} runs",
+        n=format_counts((f.n for _, best in measured for f, _ in best), "answers a point"),
+        selection=selection,
+        unit=unit,
+        xlabel="time per committed token (ms)",
+        ylabels=["run"],
+        heights=(1.5 + 0.5 * len(measured), 1.9 + 0.5 * len(measured)),
+        paint=paint,
         alt="Time per committed token in ms of every protocol at its best window, a row for each "
-        f"run: {', '.join(run for run, _ in measured)} ({n}).",
+        f"run: {', '.join(run for run, _ in measured)}",
     )
 
 

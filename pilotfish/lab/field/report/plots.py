@@ -1,11 +1,10 @@
 """Plot the stages, acceptance and bytes of a run; axes have units, and titles have n.
 
-In: the results of one run. Out: PNG files, and descriptions of them in words (alternative texts).
+In: the results of one run. Out: plots, with descriptions in words (alternative texts).
 """
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from pilotfish.device_runtime.record import STAGES
 from pilotfish.lab.drawing import (
@@ -17,42 +16,38 @@ from pilotfish.lab.drawing import (
     NullFormatter,
     escape_math,
     legend_below,
-    panels,
-    plot,
 )
 from pilotfish.lab.field.report.canvas import (
-    WIDTH,
+    FEW,
+    ROW,
+    Plot,
     PlotStyle,
+    few_only,
     format_counts,
     legend_shape,
-    title,
+    select,
 )
 from pilotfish.lab.field.report.figures import Figures, by_series
-from pilotfish.lab.page import Picture
 from pilotfish.lab.statistics import PositionCounts, share_interval
 
-_ROW = 0.27  # height of a row (inches); each (protocol, window) has a row
-_ROWS = 7  # minimum height of a plot, in rows
-FEW = 10  # minimum number of rounds for which a share is drawn
+_ROWS = 7  # minimum height of a narrow plot, in rows
 
 
-def stages(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
+def stages(run: str, all_figures: Sequence[Figures]) -> Plot | None:
     """Plot the time per committed token by stage, with a bar for each (protocol, window)."""
     measured = [f for f in all_figures if f.stages_ms]
     if not measured:
         return None
+    selection = select({"": sum(f.rounds - f.n for f in measured)})
+    what, unit = "time by stage", "steady rounds"
+    if not selection.kept:
+        return few_only(run, what, selection, unit)
     means = {stage: sum(f.stages_ms[stage] for f in measured) / len(measured) for stage in STAGES}
     largest = max(STAGES, key=lambda stage: means[stage])
     share = 100 * means[largest] / (sum(means.values()) or 1.0)
-    finding = f"on average {share:.0f} % of a token's time is {largest}"
-    n = format_counts((f.n for f in measured), "answers a bar")
-    with plot(
-        path,
-        title(run, finding, n),
-        "time per committed token (ms, mean)",
-        "protocol and window γ (tokens)",
-        (WIDTH, 1.7 + _ROW * max(len(measured), _ROWS)),
-    ) as axes:
+
+    def paint(all_axes: list[Axes], wide: bool) -> None:
+        (axes,) = all_axes
         left = [0.0] * len(measured)
         for stage, colour in zip(STAGES, PALETTE, strict=True):
             widths = [f.stages_ms[stage] for f in measured]
@@ -61,12 +56,27 @@ def stages(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | No
             )
             left = [a + b for a, b in zip(left, widths, strict=True)]
         _rows(axes, measured)
-        legend_below(axes, 4)
-    return Picture(
-        path=path,
+        legend_below(axes, 7 if wide else 4)
+
+    return Plot(
+        run=run,
+        what=what,
+        finding=f"on average {share:.0f} % of a token's time is {largest}",
+        n=format_counts((f.n for f in measured), "answers a bar"),
+        selection=selection,
+        unit=unit,
+        xlabel="time per committed token (ms, mean)",
+        ylabels=["protocol and\nwindow γ (tokens)"],
+        heights=_heights(measured, 1.7),
+        paint=paint,
         alt=f"{run}: mean time per committed token in ms by stage ({', '.join(STAGES)}), a bar for "
-        f"each protocol and window γ in tokens; {finding} ({n}).",
+        f"each protocol and window γ in tokens",
     )
+
+
+def _heights(rows: Sequence[Figures], around: float) -> tuple[float, float]:
+    """Return the heights of a plot with a row for each of ``rows``, wide and narrow (inches)."""
+    return 1.5 + ROW * max(len(rows), 4), around + ROW * max(len(rows), _ROWS)
 
 
 def _rows(axes: Axes, all_figures: Sequence[Figures]) -> None:
@@ -78,9 +88,7 @@ def _rows(axes: Axes, all_figures: Sequence[Figures]) -> None:
     axes.grid(visible=False, axis="y")
 
 
-def depths(
-    path: Path, run: str, all_figures: Sequence[Figures], styles: PlotStyle
-) -> Picture | None:
+def depths(run: str, all_figures: Sequence[Figures], styles: PlotStyle) -> Plot | None:
     """Plot, by depth, the share of rounds that reach a depth, and the share that accept it.
 
     A line has the protocol and the varied options of its label; all their windows are pooled. A
@@ -88,31 +96,44 @@ def depths(
     drawn. Returns None if there are no drafts.
     """
     pooled = {label: _pool_positions(each) for label, each in by_series(all_figures).items()}
-    measured = {label: counts for label, counts in pooled.items() if counts}
-    if not measured:
+    every = {label: counts for label, counts in pooled.items() if counts}
+    if not every:
         return None
+    selection = select({label: counts[0].drafted for label, counts in every.items()})
+    what, unit = "acceptance by position", "rounds"
+    if not selection.kept:
+        return few_only(run, what, selection, unit)
+    measured = {label: [p for p in every[label] if p.drafted >= FEW] for label in selection.kept}
     first = [counts[0] for counts in measured.values()]
     share = sum(p.accepted for p in first) / sum(p.reached for p in first)
-    finding = f"the first drafted token is accepted in {100 * share:.0f} % of rounds"
-    n = format_counts((p.drafted for p in first), "rounds a line")
-    ylabels = ["reached\n(% of rounds)", "accepted when\nreached (%)"]
-    columns, legend = legend_shape(list(measured))
-    with panels(
-        path, title(run, finding, n), "depth in the window (tokens)", ylabels, (WIDTH, 4.4 + legend)
-    ) as (reached, accepted):
+    legend = legend_shape(list(measured))[1]
+
+    def paint(all_axes: list[Axes], wide: bool) -> None:
+        reached, accepted = all_axes
         for i, (label, counts) in enumerate(measured.items()):
             # shift each line, so that equal points do not overlap
             offset = 0.2 * ((i + 0.5) / len(measured) - 0.5)
             _depths(reached, accepted, counts, offset, label, styles)
         for axes in (reached, accepted):
             axes.set_ylim(0, 104)
-        accepted.xaxis.set_major_locator(MaxNLocator(integer=True))
-        legend_below(reached, columns)
-    return Picture(
-        path=path,
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        legend_below(reached, legend_shape(list(measured), wide)[0])
+
+    label = "depth in the window (tokens)"
+    return Plot(
+        run=run,
+        what=what,
+        finding=f"the first drafted token is accepted in {100 * share:.0f} % of rounds",
+        n=format_counts((p.drafted for p in first), "rounds a line"),
+        selection=selection,
+        unit=unit,
+        xlabel=[label, label],
+        ylabels=["reached\n(% of rounds)", "accepted when\nreached (%)"],
+        heights=(3.6 + legend / 2, 4.6 + legend),
+        paint=paint,
         alt=f"{run}: by depth in the window in tokens, the % of rounds that reach it and the % of "
-        f"those that accept it, with 95 % intervals, for each of {', '.join(measured)}; {finding} "
-        f"({n}).",
+        f"those that accept it, with 95 % intervals, for each of {', '.join(measured)}",
+        beside=True,
     )
 
 
@@ -158,11 +179,15 @@ def _pool_positions(all_figures: Sequence[Figures]) -> list[PositionCounts]:
     ]
 
 
-def bytes_per_token(path: Path, run: str, all_figures: Sequence[Figures]) -> Picture | None:
+def bytes_per_token(run: str, all_figures: Sequence[Figures]) -> Plot | None:
     """Plot bytes per committed token, uplink and downlink, on a log scale; None without bytes."""
     measured = [f for f in all_figures if f.up_bytes_per_token or f.down_bytes_per_token]
     if not measured:
         return None
+    selection = select({"": sum(f.rounds for f in measured)})
+    what, unit = "bytes per token", "rounds"
+    if not selection.kept:
+        return few_only(run, what, selection, unit)
     directions = (
         ("up", PALETTE[0], MARKERS[2], [f.up_bytes_per_token or 0.0 for f in measured]),
         ("down", PALETTE[1], MARKERS[4], [f.down_bytes_per_token or 0.0 for f in measured]),
@@ -170,15 +195,9 @@ def bytes_per_token(path: Path, run: str, all_figures: Sequence[Figures]) -> Pic
     totals = [sum(direction[3][row] for direction in directions) for row in range(len(measured))]
     least = measured[totals.index(min(totals))].configuration
     most = measured[totals.index(max(totals))].configuration
-    finding = f"{min(totals):.0f} bytes per token ({least}) to {max(totals):,.0f} ({most})"
-    n = format_counts((f.n for f in measured), "answers each")
-    with plot(
-        path,
-        title(run, finding, n),
-        "bytes per committed token (log scale)",
-        "protocol and window γ (tokens)",
-        (WIDTH, 1.5 + _ROW * max(len(measured), _ROWS)),
-    ) as axes:
+
+    def paint(all_axes: list[Axes], _: bool) -> None:
+        (axes,) = all_axes
         for row in range(len(measured)):
             ends = [direction[3][row] for direction in directions if direction[3][row]]
             axes.plot(ends, [row] * len(ends), color="#bbbbbb", linewidth=1)
@@ -191,10 +210,20 @@ def bytes_per_token(path: Path, run: str, all_figures: Sequence[Figures]) -> Pic
         )
         _rows(axes, measured)
         legend_below(axes)
-    return Picture(
-        path=path,
+
+    return Plot(
+        run=run,
+        what=what,
+        finding=f"{min(totals):.0f} bytes per token ({least}) to {max(totals):,.0f} ({most})",
+        n=format_counts((f.n for f in measured), "answers each"),
+        selection=selection,
+        unit=unit,
+        xlabel="bytes per committed token (log scale)",
+        ylabels=["protocol and\nwindow γ (tokens)"],
+        heights=_heights(measured, 1.5),
+        paint=paint,
         alt=f"{run}: bytes per committed token, up and down, on a log scale, for each protocol and "
-        f"window γ in tokens; {finding} ({n}).",
+        f"window γ in tokens",
     )
 
 

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pilotfish.base.files import PRIVATE, private_folder, write_whole
-from pilotfish.lab.field.report import tables
+from pilotfish.lab.field.report import link_tables, tables
+from pilotfish.lab.field.report.answer_values import choice_shares
+from pilotfish.lab.field.report.canvas import FEW
 from pilotfish.lab.field.report.figures import lowest
-from pilotfish.lab.field.report.link import unmeasured_names
 from pilotfish.lab.field.report.measured import MeasuredRun
 from pilotfish.lab.field.report.pictures import Gallery, draw
-from pilotfish.lab.field.report.plots import FEW
+from pilotfish.lab.field.report.samples import percentiles
 from pilotfish.lab.field.report.template import TEMPLATE
 from pilotfish.lab.page import render_page
 from pilotfish.lab.statistics import RESAMPLES
@@ -41,21 +42,55 @@ def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
         TEMPLATE,
         runs=runs,
         gallery=gallery,
-        summaries={run.name: _run_summary(run) for run in runs},
+        summaries={run.name: _summary(run) for run in runs},
+        measured=any(run.figures for run in runs),
+        clock={run.name: link_tables.clock_steps(run) for run in runs},
+        away={run.name: link_tables.outage_summary(run) for run in runs},
+        outages={run.name: link_tables.outages(run) for run in runs},
+        rtts=link_tables.rtt_percentiles(runs),
+        traffic=link_tables.traffic(runs),
+        answer_percentiles=link_tables.answer_percentiles(runs),
         differences=tables.differences(runs),
         common=tables.common(runs),
         latencies={run.name: tables.latencies(run) for run in runs},
         positions={run.name: tables.positions(run) for run in runs},
         choices={run.name: tables.choices(run.hindsight) for run in runs if run.hindsight},
         auto={run.name: _auto_summary(run) for run in runs if run.hindsight},
-        unmeasured={run.name: unmeasured_names(run.answers) for run in runs},
         resamples=RESAMPLES,
         few=FEW,
     )
 
 
+def _summary(run: MeasuredRun) -> str:
+    """Summarise a run in one or two sentences; that of a watch begins with the link."""
+    return f"{_watch_summary(run)} {_run_summary(run)}".strip()
+
+
+def _watch_summary(run: MeasuredRun) -> str:
+    """Summarise the link of a watch in a sentence; "" for other runs."""
+    history = run.history
+    if run.facts.watch is None:
+        return ""
+    of = "" if history.rounds == history.slots else f" of {history.slots:,}"
+    parts = [
+        link_tables.duration(history.ended_s - history.began_s),
+        f"{history.rounds:,}{of} rounds",
+    ]
+    known = percentiles(history.rtt.values)
+    told = [f"{name} {known[name]:.1f}" for name in ("p50", "p99") if known[name] is not None]
+    if told:
+        parts.append(f"RTT {', '.join(told)} ms")
+    parts.append(link_tables.availability(run))
+    if shares := choice_shares(run.answers):
+        protocol, share = next(iter(shares.items()))
+        parts.append(f"auto chose {protocol} in {100 * share:.0f} % of its answers")
+    return f"{'; '.join(parts)}."
+
+
 def _run_summary(run: MeasuredRun) -> str:
-    """Summarise a run in one or two sentences."""
+    """Summarise a run's answers in one or two sentences."""
+    if not run.figures:
+        return "No answer was finished."
     best = lowest(run.figures)
     if best is None or best.token_ms is None:
         return "No fixed choice with a target has answers with steady rounds."

@@ -177,10 +177,13 @@ def _facts(runs: Sequence[MeasuredRun]) -> dict[str, list[str]]:
 
 def _conditions(run: MeasuredRun) -> Iterator[tuple[str, str]]:
     facts, settings = run.facts, run.facts.settings
-    first, last = run.answers[0], run.answers[-1]
+    yield "device", facts.device or NONE
     yield "note", facts.note or NONE
     yield "file", run.path.name
-    yield "measured (UTC)", _span(first.started_unix_s, last.started_unix_s + last.total_s)
+    yield "measured (UTC)", _span(run.history.began_s, run.history.ended_s)
+    if (watch := facts.watch) is not None:
+        until = "until stopped" if watch.for_s is None else f"for {watch.for_s / 3600.0:,.1f} h"
+        yield "schedule", f"a round every {watch.every_s:g} s, {until}"
     yield "starts", str(len(facts.starts))
     yield "counted answers", f"n = {len(run.answers)}"
     yield "left out", f"{run.warm_up} warm-up, {run.unfinished} unfinished"
@@ -192,7 +195,10 @@ def _conditions(run: MeasuredRun) -> Iterator[tuple[str, str]]:
     yield "encrypted", "no" if facts.keys_path is None else "yes"
     yield "protocols", ", ".join(settings.protocols)
     yield "windows", ", ".join(map(str, settings.windows))
-    yield "prompts × repeats", f"{len(settings.prompts)} × {settings.repeat}"
+    if facts.watch is None:
+        yield "prompts × repeats", f"{len(settings.prompts)} × {settings.repeat}"
+    else:
+        yield "prompts", str(len(settings.prompts))
     yield "maximum tokens", str(settings.max_tokens)
     yield "temperature", f"{settings.temperature:g}"
     for name, value in settings.options.items():

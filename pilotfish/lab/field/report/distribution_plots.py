@@ -1,0 +1,119 @@
+"""Plot distributions over answers: time per token, first token, energy.
+
+In: measured runs. Out: plots, with descriptions in words.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pilotfish.lab.drawing import Axes, legend_below
+from pilotfish.lab.field.report.answer_values import MEASURES, Values, best_windows
+from pilotfish.lab.field.report.canvas import (
+    Plot,
+    PlotStyle,
+    few_only,
+    format_counts,
+    legend_shape,
+    select,
+)
+from pilotfish.lab.field.report.figures import Figures
+from pilotfish.lab.field.report.link_plots import draw_distributions
+from pilotfish.lab.field.report.samples import Array
+
+_MOST_PROTOCOLS = 4  # panels of the comparison between runs
+
+
+def distributions(
+    run: str, measured: Values, all_figures: Sequence[Figures], styles: PlotStyle
+) -> Plot | None:
+    """Plot the distribution of each measure, a line for each protocol at its best window."""
+    best = best_windows(all_figures)
+    what, unit = "the distribution over answers", "answers"
+    if not best:
+        return None
+    tokens = measured[MEASURES[0]]
+    selection = select({str(each): len(tokens.get(each, ())) for each in best})
+    if not selection.kept:
+        return few_only(run, what, selection, unit)
+    kept = [each for each in best if str(each) in selection.kept]
+    panels = {
+        measure: {
+            str(each): values[each] for each in kept if select({"": len(values.get(each, ()))}).kept
+        }
+        for measure, values in measured.items()
+    }
+    panels = {measure: lines for measure, lines in panels.items() if lines}
+    labels = [str(each) for each in kept]
+    colours = [styles.colour_of(str(each._replace(window=None))) for each in kept]
+
+    def paint(all_axes: list[Axes], wide: bool) -> None:
+        for axes, lines in zip(all_axes, panels.values(), strict=True):
+            draw_distributions(axes, lines, labels, colours)
+        legend_below(all_axes[0], legend_shape(labels, wide)[0])
+
+    fastest = min(kept, key=lambda each: float(np.median(tokens[each])))
+    slow = float(np.percentile(tokens[fastest], 90))
+    return Plot(
+        run=run,
+        what=what,
+        finding=f"90 % of the answers under {fastest} took up to {slow:.1f} ms a token",
+        n=format_counts((len(tokens[each]) for each in kept), "answers a line"),
+        selection=selection,
+        unit=unit,
+        xlabel=[measure.heading for measure in panels],
+        ylabels=["answers up to this (%)" if i == 0 else "" for i in range(len(panels))],
+        heights=(3.6, 1.4 + 2.1 * len(panels) + legend_shape(labels)[1]),
+        paint=paint,
+        alt=f"{run}: the % of answers up to each value, of {', '.join(m.name for m in panels)}, a "
+        f"line for each of {', '.join(labels)}",
+        beside=True,
+    )
+
+
+def compare_distributions(
+    runs: Sequence[tuple[str, Values, Sequence[Figures]]],
+) -> Plot | None:
+    """Plot the distribution of ms a token of several runs, a panel for each of their protocols."""
+    panels: dict[str, dict[str, Array]] = {}
+    for run, values, all_figures in runs:
+        for best in best_windows(all_figures):
+            label = str(best._replace(window=None))
+            panels.setdefault(label, {})[run] = values[MEASURES[0]][best]
+    panels = {label: lines for label, lines in panels.items() if len(lines) > 1}
+    panels = dict(list(panels.items())[:_MOST_PROTOCOLS])
+    if not panels:
+        return None
+    what, unit = "the distribution of ms a token", "answers"
+    selection = select(
+        {f"{run} {label}": len(v) for label, lines in panels.items() for run, v in lines.items()}
+    )
+    if not selection.kept:
+        return few_only("All runs", what, selection, unit)
+    drawn = {
+        label: {run: v for run, v in lines.items() if f"{run} {label}" in selection.kept}
+        for label, lines in panels.items()
+    }
+    drawn = {label: lines for label, lines in drawn.items() if lines}
+    names = list(dict.fromkeys(run for lines in drawn.values() for run in lines))
+
+    def paint(all_axes: list[Axes], wide: bool) -> None:
+        for axes, lines in zip(all_axes, drawn.values(), strict=True):
+            draw_distributions(axes, lines, names)
+        legend_below(all_axes[0], legend_shape(names, wide)[0])
+
+    return Plot(
+        run="All runs",
+        what=what,
+        finding=f"ms a token by protocol, {len(names)} runs",
+        n=format_counts((len(v) for lines in drawn.values() for v in lines.values()), unit),
+        selection=selection,
+        unit=unit,
+        xlabel=[f"{label}: time per token (ms)" for label in drawn],
+        ylabels=["answers up to this (%)" if i == 0 else "" for i in range(len(drawn))],
+        heights=(3.4, 1.4 + 2.1 * len(drawn)),
+        paint=paint,
+        alt=f"The % of answers up to each time per token in ms, a panel for each of "
+        f"{', '.join(drawn)}, a line for each run: {', '.join(names)}",
+        beside=True,
+    )

@@ -1,0 +1,319 @@
+"""The link during a run: samples of its quantities on one wall clock, outages, and pauses.
+
+In: the rows of a run file. Out: a `LinkHistory`. All times are Unix seconds by that setting of the
+device's wall clock which held longest (`field.run_clock`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeAlias
+
+import numpy as np
+
+from pilotfish.lab.field.link_rows import Outage, Probe
+from pilotfish.lab.field.report.samples import Array, Samples, samples
+from pilotfish.lab.field.run import Answer, Facts, Watch
+from pilotfish.lab.field.run_clock import ClockStep, on_wall_clock
+from pilotfish.wire.link.state import LinkState
+
+Series: TypeAlias = tuple[Samples, Samples]  # measured values, and lower bounds
+
+_PAUSE_S = 600.0  # time without a row (s) above which a run of `field measure` was interrupted
+_MISSED = 2.5  # rounds of a watch without a row above which the watch was interrupted
+# The quantities of `LinkState`: name, unit, and the unit's size in SI units
+QUANTITIES = {
+    "RTT": ("rtt", "ms", 1e-3),
+    "jitter": ("jitter", "ms", 1e-3),
+    "goodput up": ("up", "Mbit/s", 1e6),
+    "goodput down": ("down", "Mbit/s", 1e6),
+    "retransmissions": ("retransmitted", "% of segments", 1e-2),
+    "signal": ("signal", "dBm", 1.0),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absence:
+    """An outage by the wall clock. ended: False if the edge was still away at the file's end."""
+
+    began_s: float
+    ended_s: float
+    ended: bool
+    reason: str
+
+    @property
+    def lasted_s(self) -> float:
+        """The seconds of the outage."""
+        return self.ended_s - self.began_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Bytes of the frames that ZeroMQ gets, up and down: of answers, of measuring the link."""
+
+    answers: tuple[int, int]
+    probes: tuple[int, int]
+
+    @property
+    def total(self) -> int:
+        """All bytes, both ways."""
+        return sum(self.answers) + sum(self.probes)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LinkHistory:
+    """The link during a run, by the wall clock.
+
+    began_s, ended_s: the run; a watch also covers the slot of its last round. rounds, slots: rounds
+    of a watch, and those that its schedule had. rtts: RTT samples in ms by their source, the best
+    source first. lost: pings without a reply. estimates: the device's estimates by the names of
+    `QUANTITIES`. goodput, bounds: probes' goodput in Mbit/s by direction, and those values that
+    are only lower bounds. outages, pauses: times when the edge was away, and when nothing was
+    measured. longest_s: longest time without a row that is no pause. steps: settings of the wall
+    clock. answers_s: begins of the counted answers, in their order.
+    """
+
+    began_s: float
+    ended_s: float
+    rounds: int
+    slots: int
+    rtts: dict[str, Samples]
+    lost: int
+    estimates: dict[str, Samples]
+    goodput: dict[str, Samples]
+    bounds: dict[str, Samples]
+    outages: list[Absence]
+    pauses: list[tuple[float, float]]
+    longest_s: float
+    steps: list[ClockStep]
+    traffic: Traffic
+    power_w: float | None
+    answers_s: Array
+
+    @property
+    def observed_s(self) -> float:
+        """The seconds in which the run was measuring, also while the edge was away."""
+        return self.ended_s - self.began_s - sum(end - begin for begin, end in self.pauses)
+
+    @property
+    def away_s(self) -> float:
+        """The seconds of all outages; those of two at the same time count once."""
+        total = last = 0.0
+        for outage in self.outages:
+            total += max(0.0, outage.ended_s - max(outage.began_s, last))
+            last = max(last, outage.ended_s)
+        return total
+
+    @property
+    def available(self) -> float | None:
+        """The share of the observed time in which the edge was there; None without a watch."""
+        return 1.0 - self.away_s / self.observed_s if self.observed_s > 0 and self.slots else None
+
+    def series(self, name: str) -> Series | None:
+        """Return the measured values and the lower bounds of a quantity; None if it has neither.
+
+        A probe's transfer counts before the device's estimate.
+        """
+        nothing = samples([], [])
+        found = self.goodput.get(name, nothing), self.bounds.get(name, nothing)
+        if not any(map(len, found)):
+            found = self.estimates.get(name, nothing), nothing
+        return found if any(map(len, found)) else None
+
+    @property
+    def unmeasured(self) -> list[str]:
+        """The names of the quantities that were never measured."""
+        return [
+            name
+            for name in QUANTITIES
+            if self.series(name) is None and not (name == "RTT" and self.rtts)
+        ]
+
+    @property
+    def rtt(self) -> Samples:
+        """The RTT samples of the best source; empty without any."""
+        return next(iter(self.rtts.values()), samples([], []))
+
+
+def history(
+    facts: Facts,
+    every: Sequence[Answer],
+    counted: Sequence[Answer],
+    probes: Sequence[Probe],
+    outages: Sequence[Outage],
+) -> LinkHistory:
+    """Put the rows of a run on one wall clock. every: all answers. counted: those that count."""
+    clock = _Clock(every, probes, outages)
+    began = {answer.id: float(at) for answer, at in zip(every, clock.answers, strict=True)}
+    at_answers = np.array([began[answer.id] for answer in counted], np.float64)
+    spans = np.array(
+        [
+            *((at, at + answer.total_s) for at, answer in zip(clock.answers, every, strict=True)),
+            *((at, at + probe.took_s) for at, probe in zip(clock.probes, probes, strict=True)),
+            *clock.outages,
+        ]
+    ).reshape(-1, 2)
+    last_s = float(spans[:, 1].max()) if len(spans) else facts.starts[0].unix_s
+    absences = [
+        Absence(
+            began_s=float(begin),
+            ended_s=float(end if outage.ended_clock_s is not None else max(begin, last_s)),
+            ended=outage.ended_clock_s is not None,
+            reason=outage.reason,
+        )
+        for (begin, end), outage in zip(clock.outages, outages, strict=True)
+    ]
+    spans = np.append(spans, [(a.began_s, a.ended_s) for a in absences]).reshape(-1, 2)
+    spans = spans[np.argsort(spans[:, 0], kind="stable")]
+    first_s = float(spans[0, 0]) if len(spans) else last_s
+    rounds = len(probes) or len({(answer.prompt, answer.repeat) for answer in counted})
+    watch = facts.watch
+    longest_s = _PAUSE_S if watch is None else _MISSED * watch.every_s
+    begins = chain(clock.probes, at_answers)
+    ended_s = last_s
+    if watch is not None:
+        ended_s = max(last_s, _end_of_slot(watch, first_s, max(begins, default=0.0)))
+    return LinkHistory(
+        began_s=first_s,
+        ended_s=ended_s,
+        rounds=rounds,
+        slots=0 if watch is None else max(1, round((ended_s - first_s) / watch.every_s)),
+        rtts=_rtts(counted, at_answers, probes, clock.probes),
+        lost=sum(probe.lost for probe in probes),
+        estimates=dict(_estimates(counted, at_answers, probes, clock.probes)),
+        goodput=_goodput(probes, clock.probes, bound=False),
+        bounds=_goodput(probes, clock.probes, bound=True),
+        outages=sorted(absences, key=lambda absence: absence.began_s),
+        pauses=_pauses(spans, longest_s),
+        longest_s=longest_s,
+        steps=clock.steps,
+        traffic=_traffic(counted, probes),
+        power_w=_median([p.power_w for p in probes if p.power_w is not None]),
+        answers_s=at_answers,
+    )
+
+
+def _end_of_slot(watch: Watch, first_s: float, round_s: float) -> float:
+    """Return the end of the slot of a watch's last round, which began at ``round_s``."""
+    until_s = np.inf if watch.for_s is None else first_s + watch.for_s
+    return float(min(round_s + watch.every_s, until_s))
+
+
+class _Clock:
+    """Times of all rows by the wall clock: of answers, of probes, begin and end of outages.
+
+    Answers of old files have no time by the run's clock; theirs are what the wall clock said.
+    """
+
+    def __init__(
+        self, every: Sequence[Answer], probes: Sequence[Probe], outages: Sequence[Outage]
+    ) -> None:
+        pairs = np.array(
+            [
+                *((answer.clock_s, answer.started_unix_s) for answer in every),
+                *((probe.clock_s, probe.began_unix_s) for probe in probes),
+                *((outage.began_clock_s, outage.began_unix_s) for outage in outages),
+                *((outage.ended_clock_s, outage.ended_unix_s) for outage in outages),
+            ],
+            np.float64,
+        ).reshape(-1, 2)
+        known = np.flatnonzero(~np.isnan(pairs).any(axis=1))
+        known = known[np.argsort(pairs[known, 0], kind="stable")]
+        wall = on_wall_clock(*pairs[known].T)
+        at = pairs[:, 1].copy()
+        at[known] = wall.unix_s
+        offset = wall.unix_s[0] - pairs[known[0], 0] if len(known) else 0.0
+        self.answers, self.probes, begins, ends = np.split(
+            at, np.cumsum([len(every), len(probes), len(outages)])
+        )
+        # an outage without an end is as long as the file tells, at least until it began
+        self.outages = np.stack([begins, np.where(np.isnan(ends), begins, ends)], axis=1)
+        self.steps = [
+            ClockStep(clock_s=step.clock_s + float(offset), by_s=step.by_s) for step in wall.steps
+        ]
+
+
+def _pauses(spans: Array, longest_s: float) -> list[tuple[float, float]]:
+    """Return the times that no row covers. spans: begins, ascending, and ends, [rows, 2]."""
+    covered = np.maximum.accumulate(spans[:, 1]) if len(spans) else spans[:, 1]
+    at = np.flatnonzero(spans[1:, 0] - covered[:-1] > longest_s)
+    return [(float(covered[row]), float(spans[row + 1, 0])) for row in at]
+
+
+def _rtts(
+    counted: Sequence[Answer], at_answers: Array, probes: Sequence[Probe], at_probes: Array
+) -> dict[str, Samples]:
+    """Return the RTT samples in ms by source, the best source first; sources without are absent."""
+    pings = np.repeat(at_probes, [len(probe.rtts_s) for probe in probes])
+    rounds = np.repeat(at_answers, [len(answer.rtts) for answer in counted])
+    within = [sample.at_s for answer in counted for sample in answer.rtts]
+    sources = {
+        "pings": samples(pings, [1e3 * rtt for probe in probes for rtt in probe.rtts_s]),
+        "rounds of answers": samples(
+            rounds + np.array(within, np.float64),
+            [1e3 * sample.rtt_s for answer in counted for sample in answer.rtts],
+        ),
+    }
+    found = {source: each for source, each in sources.items() if len(each)}
+    if not found:
+        estimates = dict(_estimates(counted, at_answers, probes, at_probes))
+        if "RTT" in estimates:
+            found["estimates at begins of answers"] = estimates["RTT"]
+    return found
+
+
+def _estimates(
+    counted: Sequence[Answer], at_answers: Array, probes: Sequence[Probe], at_probes: Array
+) -> Iterator[tuple[str, Samples]]:
+    """Yield the name and the samples of each quantity of which there is an estimate.
+
+    A probe's own signal counts, and otherwise that of its link's state.
+    """
+    states: list[tuple[float, LinkState | None]] = [
+        *((float(at), each.link) for at, each in zip(at_answers, counted, strict=True)),
+        *((float(at), each.link) for at, each in zip(at_probes, probes, strict=True)),
+    ]
+    for name, (field, _, si) in QUANTITIES.items():
+        readings = [(at, getattr(state, field)) for at, state in states if state is not None]
+        found = [(at, reading.value / si) for at, reading in readings if reading is not None]
+        if name == "signal":
+            found = _signals(probes, at_probes) or found
+        if found:
+            yield name, samples(*zip(*found, strict=True))
+
+
+def _signals(probes: Sequence[Probe], at_probes: Array) -> list[tuple[float, float]]:
+    """Return time and dBm of each probe whose radio told its signal."""
+    told = [
+        (at, (probe.signal or {}).get("dbm")) for at, probe in zip(at_probes, probes, strict=True)
+    ]
+    return [(float(at), float(dbm)) for at, dbm in told if isinstance(dbm, int | float)]
+
+
+def _goodput(probes: Sequence[Probe], at_probes: Array, *, bound: bool) -> dict[str, Samples]:
+    """Return the goodput of the probes in Mbit/s; bound: whether to return the bounds instead."""
+    found = {}
+    for name, way in (("goodput up", "up"), ("goodput down", "down")):
+        told = [
+            (at, getattr(probe, f"{way}_bps") / 1e6)
+            for at, probe in zip(at_probes, probes, strict=True)
+            if getattr(probe, f"{way}_bps") is not None and getattr(probe, f"{way}_bound") == bound
+        ]
+        if told:
+            found[name] = samples(*zip(*told, strict=True))
+    return found
+
+
+def _traffic(counted: Sequence[Answer], probes: Sequence[Probe]) -> Traffic:
+    rounds = [round_ for answer in counted for round_ in answer.rounds]
+    return Traffic(
+        answers=(sum(r.uplink_bytes for r in rounds), sum(r.downlink_bytes for r in rounds)),
+        probes=(
+            sum(a.probe_uplink_bytes for a in counted) + sum(p.uplink_bytes for p in probes),
+            sum(a.probe_downlink_bytes for a in counted) + sum(p.downlink_bytes for p in probes),
+        ),
+    )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None

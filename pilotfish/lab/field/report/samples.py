@@ -1,0 +1,103 @@
+"""Samples of a quantity over clock time, as arrays: percentiles, and values by pixel column.
+
+In: times (Unix seconds) and values. Out: arrays. No function loops over samples.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# name of each percentile: its level (%), and the fewest values that support it, so that at least
+# one value is expected above it
+PERCENTILES = {"p50": (50.0, 2), "p90": (90.0, 10), "p99": (99.0, 100), "p99.9": (99.9, 1_000)}
+_CURVE = 1_000  # points of a distribution's curve, apart from its tail
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Samples of a quantity. unix_s: times, ascending, [samples]. values: [samples]."""
+
+    unix_s: Array
+    values: Array
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def samples(unix_s: object, values: object) -> Samples:
+    """Return samples in the order of their times."""
+    times, numbers = (np.asarray(column, np.float64).reshape(-1) for column in (unix_s, values))
+    order = np.argsort(times, kind="stable")
+    return Samples(times[order], numbers[order])
+
+
+def percentiles(values: Array) -> dict[str, float | None]:
+    """Compute each of `PERCENTILES`; None if there are too few values for it."""
+    supported = {
+        name: level for name, (level, fewest) in PERCENTILES.items() if len(values) >= fewest
+    }
+    known = {name: float(np.percentile(values, level)) for name, level in supported.items()}
+    return {name: known.get(name) for name in PERCENTILES}
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Samples by pixel column. Each array has an entry for each column with a sample, [columns].
+
+    unix_s: middle of the column. first_s, last_s: times of its first and last sample. low, median,
+    high: of its values.
+    """
+
+    unix_s: Array
+    first_s: Array
+    last_s: Array
+    low: Array
+    median: Array
+    high: Array
+
+
+def by_column(of: Samples, begin_s: float, end_s: float, columns: int) -> Columns:
+    """Summarise the samples by pixel column; begin_s, end_s: the first and the last pixel."""
+    width = max(end_s - begin_s, 1e-9) / columns
+    column = np.clip(((of.unix_s - begin_s) / width).astype(np.int64), 0, columns - 1)
+    order = np.lexsort((of.values, column))
+    sorted_column, values = column[order], of.values[order]
+    starts = np.flatnonzero(np.diff(sorted_column, prepend=-1))
+    ends = np.append(starts[1:], len(values)) - 1
+    # times are ascending, so the samples of a column are adjacent, first and last at these indices
+    return Columns(
+        unix_s=np.asarray(begin_s + (sorted_column[starts] + 0.5) * width, np.float64),
+        first_s=of.unix_s[starts],
+        last_s=of.unix_s[ends],
+        low=values[starts],
+        median=0.5 * (values[(starts + ends) // 2] + values[(starts + ends + 1) // 2]),
+        high=values[ends],
+    )
+
+
+def breaks(first_s: Array, last_s: Array, longest_s: float, outages: Array) -> NDArray[np.bool_]:
+    """Return where a line must break: before each of these points, [points]; False for the first.
+
+    first_s, last_s: times that a point covers, [points]. longest_s: longest time between points
+    that a line may join. outages: their begins, ascending, [outages].
+    """
+    broken = np.zeros(len(first_s), bool)
+    if len(first_s) > 1:
+        before, after = last_s[:-1], first_s[1:]
+        began = np.searchsorted(outages, after) > np.searchsorted(outages, before)
+        broken[1:] = (after - before > longest_s) | began
+    return broken
+
+
+def distribution(values: Array) -> tuple[Array, Array]:
+    """Return the curve of a distribution: values, ascending, and the % of samples up to each."""
+    ordered = np.sort(values)
+    share = 100.0 * np.arange(1, len(ordered) + 1) / len(ordered)
+    if len(ordered) > 2 * _CURVE:
+        tail = np.arange(len(ordered) - _CURVE // 4, len(ordered))
+        kept = np.unique(np.append(np.linspace(0, len(ordered) - 1, _CURVE).astype(int), tail))
+        return ordered[kept], share[kept]
+    return ordered, share
