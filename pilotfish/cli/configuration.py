@@ -58,14 +58,18 @@ class ConfiguredParser(argparse.ArgumentParser):
         raise ConfigError(f"{self._file} (or a flag of the command line): {message}.")
 
 
-def config_option(parser: ConfiguredParser, example: str) -> None:
-    """Add the option ``--config FILE``. example: a line of such a file, which the help shows."""
+def config_option(parser: ConfiguredParser, example: str, *, reloads: bool = True) -> None:
+    """Add the option ``--config FILE``. example: a line of such a file, which the help shows.
+
+    reloads: whether SIGHUP makes the command read the file again.
+    """
+    again = "; read again on SIGHUP" if reloads else ""
     parser.reads_files = True
     parser.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
-        help=f"a TOML file that sets more of these flags ({example}, …); read again on SIGHUP",
+        help=f"a TOML file that sets more of these flags ({example}, …){again}",
     )
 
 

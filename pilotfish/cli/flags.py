@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from msgspec import Meta, Struct
 
 from pilotfish.base.settings import REQUIRED, Setting, plain_type, settings
-from pilotfish.cli.quantities import duration, rate, share
+from pilotfish.cli.quantities import duration, rate, share, size, span
 from pilotfish.wire.keys import default_directory
 
 _Settings = TypeVar("_Settings", bound=Struct)
@@ -166,6 +166,8 @@ def bias(text: str) -> tuple[int, float]:
 # parser of each name that a setting's ``form`` may have; `value_keywords` handles "keys"
 FORMS: dict[str, _Read] = {
     "duration": duration,
+    "span": span,
+    "size": size,
     "rate": rate,
     "share": share,
     "host:port": host_and_port,

@@ -1,10 +1,12 @@
-"""Parse times, rates and shares that have a unit after the number (argparse types)."""
+"""Parse times, rates, sizes and shares that have a unit after the number (argparse types)."""
 
 import argparse
 import re
 from collections.abc import Mapping
 
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_SPAN_S = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"b": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9}
 _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _NUMBER = r"\d{1,15}(?:\.\d{1,15})?|\.\d{1,15}"
 
@@ -14,6 +16,19 @@ def duration(text: str) -> float:
     if text.strip() == "0":
         return 0.0
     return _with_unit(text, _SECONDS, "a time; write it as 50ms, 0.05s or 200us")
+
+
+def span(text: str) -> float:
+    """Parse ``90s``, ``5min``, ``24h`` or ``31d`` as seconds above 0."""
+    seconds = _with_unit(text, _SPAN_S, "a time; write it as 90s, 5min, 24h or 31d")
+    if seconds == 0.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time at all; give a time above 0")
+    return seconds
+
+
+def size(text: str) -> int:
+    """Parse ``200MB`` or ``1.5GB`` as bytes. Units are powers of 1000."""
+    return round(_with_unit(text, _BYTES, "a size; write it as 500kB, 200MB or 1GB"))
 
 
 def rate(text: str) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import structs
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from pilotfish.bridge.prompt import TalkOptions
+
+_Measured = TypeVar("_Measured")
 
 
 class Device:
@@ -436,14 +438,22 @@ class Device:
 
         Waits for its turn, as `stream` does.
         """
+
+        def measure(link: EdgeLink) -> LinkState:
+            ping(link)
+            if rates:
+                measure_rates(link)
+            return link.state()
+
+        return self.measure(measure)
+
+    def measure(self, measure: Callable[[EdgeLink], _Measured]) -> _Measured:
+        """Measure the link by this function, and return its result. Waits for its turn."""
         with self._turns.turn():
             if self._link is None:
                 raise UnsupportedError("This device has no edge, so there is no link to measure.")
             self._cancel_token.reset()
-            ping(self._link)
-            if rates:
-                measure_rates(self._link)
-            return self._link.state()
+            return measure(self._link)
 
     @property
     def link_up(self) -> bool:

@@ -44,6 +44,13 @@ class WriterLock:
                 raise RunFileError(busy) from error
             raise
 
+    def holds(self, path: Path) -> bool:
+        """Return whether this path names the locked file."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), path.stat())
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Release the lock."""
         os.close(self._descriptor)

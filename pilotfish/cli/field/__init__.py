@@ -1,21 +1,22 @@
-"""``pilotfish field``: measure latency, compare drafters, report, replay runs, plot papers."""
+"""``pilotfish field``: measure latency, watch links, compare drafters, report, replay, plot."""
 
 from collections.abc import Sequence
 from importlib import import_module
 
 from pilotfish.cli import named_in
-from pilotfish.cli.options import Commands, choices_of
+from pilotfish.cli.configuration import ConfiguredParser
+from pilotfish.cli.options import Commands, choices_as
 
-_ACTIONS = ("measure", "compare", "report", "replay", "paper")
+_ACTIONS = ("measure", "watch", "compare", "report", "replay", "paper")
 
 
 def add_to(commands: Commands, arguments: Sequence[str] = ()) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "field",
-        help="measure latency, compare drafters, write reports, replay runs",
+        help="measure latency, watch a link, compare drafters, write reports, replay runs",
         description="Measurements over real links, and their evaluation.",
     )
-    actions = choices_of(parser)
+    actions = choices_as(ConfiguredParser, parser)
     for name in named_in(_ACTIONS, arguments):
         import_module(f"{__name__}.{name}").add_to(actions)

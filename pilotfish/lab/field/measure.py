@@ -32,7 +32,7 @@ from pilotfish.device_runtime.energy import Meter, Rail
 from pilotfish.device_runtime.record import Generation, Round
 from pilotfish.emulation.emulator import Emulator
 from pilotfish.lab.field import matrix
-from pilotfish.lab.field.recording import Recorder
+from pilotfish.lab.field.recording import AnswerWriter
 from pilotfish.lab.field.run import Answer, Cell, Configuration, MatrixSettings
 from pilotfish.lab.prompts import prompts_setting
 from pilotfish.wire.protocols import LOCAL, STREAM
@@ -99,7 +99,7 @@ class RoundLog:
     """
 
     def __init__(self) -> None:
-        self._recorder: Recorder | None = None
+        self._recorder: AnswerWriter | None = None
         self._answer = 0
         self._number = 0
         self._begun_s = 0.0
@@ -108,7 +108,7 @@ class RoundLog:
         self.total_s = 0.0
 
     @contextmanager
-    def assign(self, recorder: Recorder, answer: int) -> Iterator[None]:
+    def assign(self, recorder: AnswerWriter, answer: int) -> Iterator[None]:
         """Assign the rounds inside the ``with`` block to this answer; ignore all other rounds."""
         self._recorder, self._answer, self._number = recorder, answer, 0
         self.recording_s = self.first_token_s = 0.0
@@ -136,21 +136,22 @@ class Measurement:
     """Measures a device, and records its answers in a run file.
 
     emulator: the emulated link between the device and its edge. clock_s: returns the time by the
-    run's clock (`field.run_clock`). notify: callback with a sentence
-    about each error that is followed by another attempt.
+    run's clock (`field.run_clock`). unix_s: returns that of the wall clock. notify: callback with a
+    sentence about each error that is followed by another attempt.
     """
 
     def __init__(
         self,
         device: Device,
         log: RoundLog,
-        recorder: Recorder,
+        recorder: AnswerWriter,
         settings: MatrixSettings,
         *,
         emulator: Emulator | None = None,
         rails: Sequence[Rail] = (),
         patience_s: float = 60.0,
         clock_s: Callable[[], float] = lambda: 0.0,
+        unix_s: Callable[[], float] = time.time,
         notify: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._device = device
@@ -161,6 +162,7 @@ class Measurement:
         self._rails = rails
         self._patience_s = patience_s
         self._clock_s = clock_s
+        self._unix_s = unix_s
         self._notify = notify
         self._prompts = [device.prompt(prompt) for prompt in settings.prompts]
 
@@ -178,7 +180,7 @@ class Measurement:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                return self._answer(cell, warm_up)
+                return self.answer(cell, warm_up=warm_up)
             except _PASSING as error:
                 now_s = time.monotonic()
                 give_up_s = give_up_s or now_s + self._patience_s
@@ -189,7 +191,11 @@ class Measurement:
                 time.sleep(min(pause_s, left_s))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _answer(self, cell: Cell, warm_up: bool) -> Answer:
+    def answer(self, cell: Cell, *, warm_up: bool = False) -> Answer:
+        """Make and record one answer; return it without its rounds.
+
+        After an error the file keeps the answer, marked as unfinished.
+        """
         (protocol, window, point), prompt, repeat = cell
         settings, recorder, log = self._settings, self._recorder, self._log
         question = self._prompts[prompt]
@@ -209,7 +215,7 @@ class Measurement:
             temperature=options["temperature"],
             seed=settings.seed + repeat,
             point=point,
-            started_unix_s=time.time(),
+            started_unix_s=self._unix_s(),
             clock_s=self._clock_s(),
             finished=False,
         )

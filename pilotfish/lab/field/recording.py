@@ -16,7 +16,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -49,6 +49,26 @@ from pilotfish.lab.runs import WriterLock
 from pilotfish.wire.protocols import STREAM, counters
 
 
+class AnswerWriter(Protocol):
+    """Takes the rows of answers; see the methods of `Recorder`."""
+
+    def begin(self, answer: Answer) -> int:
+        """Take the begin of an answer; return its id."""
+        ...
+
+    def add_round(self, answer: int, number: int, at_s: float, round_: Round) -> None:
+        """Take a round of this answer."""
+        ...
+
+    def add_rtts(self, answer: int, rtts: Sequence[RttSample]) -> None:
+        """Take the samples of the RTT of this answer."""
+        ...
+
+    def end(self, answer: int, **columns: Any) -> None:
+        """Take the end of this answer."""
+        ...
+
+
 class Recorder:
     """A run file that is open for writing; `create` or `resume` opens it. Not thread-safe.
 
@@ -59,6 +79,7 @@ class Recorder:
         self.path = path
         self._lock = lock
         self._database = database
+        self._is_together = False
 
     @classmethod
     def create(cls, path: Path, facts: Facts) -> "Recorder":
@@ -102,11 +123,29 @@ class Recorder:
             raise
         return cls(path, lock, database)
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Write all rows of the ``with`` block in one transaction: all of them, or none."""
+        with self._writing():
+            self._is_together = True
+            try:
+                yield
+            finally:
+                self._is_together = False
+        with suppress(sqlite3.OperationalError):  # the rows are on the disk; only the log grows
+            self._merge_log()
+
     def add_start(self, starts: Sequence[Start]) -> None:
         """Record all starts of the measurement, including a new one."""
+        self.change_facts(starts=starts)
+
+    def change_facts(self, **values: Any) -> None:
+        """Change these facts of the run, by name."""
         with self._writing() as database:
-            value = _json(starts)
-            database.execute("UPDATE facts SET value = ? WHERE name = 'starts'", (value,))
+            database.executemany(
+                "UPDATE facts SET value = ? WHERE name = ?",
+                [(_json(value), name) for name, value in values.items()],
+            )
 
     def finished_cells(self) -> set[Cell]:
         """Return the cells of the matrix that have a finished answer."""
@@ -170,8 +209,9 @@ class Recorder:
                 f"UPDATE answers SET {', '.join(f'{name} = ?' for name in columns)} WHERE id = ?",
                 (*values, answer),
             )
-        with self._naming_file():  # merges SQLite's log into the database
-            self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        if not self._is_together:
+            with self._naming_file():
+                self._merge_log()
 
     def add_rtts(self, answer: int, rtts: Sequence[RttSample]) -> None:
         """Record the samples of the RTT of an answer, by its id; call it once, before `end`."""
@@ -226,6 +266,27 @@ class Recorder:
             ):
                 database.execute(statement, (before_clock_s,))
 
+    def last_probe_s(self) -> float | None:
+        """Return the time of the newest probe by the run's clock; None without probes."""
+        return self._number("SELECT max(clock_s) FROM probes")
+
+    def oldest_s(self) -> float | None:
+        """Return the time of the oldest answer or probe by the run's clock; None without rows."""
+        return self._number(
+            "SELECT min(clock_s) FROM (SELECT min(clock_s) AS clock_s FROM answers "
+            "UNION ALL SELECT min(clock_s) FROM probes)"
+        )
+
+    def _number(self, query: str) -> float | None:
+        with reporting_damage(self.path):
+            value: float | None = self._database.execute(query).fetchone()[0]
+        return value
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the path still names the file that is open; someone may have moved it."""
+        return self._lock.holds(self.path)
+
     def used_bytes(self) -> int:
         """Return the bytes of the database that rows occupy, without its log."""
         with reporting_damage(self.path):
@@ -252,11 +313,18 @@ class Recorder:
 
     @contextmanager
     def _writing(self, *, sync: bool = True) -> Iterator[sqlite3.Connection]:
-        """Run a transaction. sync: whether to wait until the disk has it."""
+        """Run a transaction, or a part of it. sync: whether to wait until the disk has it."""
         with self._naming_file():
+            if self._is_together:
+                yield self._database
+                return
             self._database.execute(f"PRAGMA synchronous = {'FULL' if sync else 'NORMAL'}")
             with self._database:
                 yield self._database
+
+    def _merge_log(self) -> None:
+        """Merge SQLite's log into the database."""
+        self._database.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     @contextmanager
     def _naming_file(self) -> Iterator[None]:

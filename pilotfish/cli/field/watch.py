@@ -1,0 +1,136 @@
+"""``pilotfish field watch``: probe a link and answer over it again and again, for days."""
+
+import argparse
+import logging
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from msgspec import structs
+
+from pilotfish.base.supervisor import Supervisor
+from pilotfish.cli.configuration import ConfiguredParser, config_option
+from pilotfish.cli.default_models import drafter_folder
+from pilotfish.cli.field.watch_screen import WatchLog, WatchScreen
+from pilotfish.cli.flags import add_flags, from_args
+from pilotfish.cli.logs import is_journal
+from pilotfish.cli.options import Commands
+from pilotfish.cli.streams import complain
+from pilotfish.device_runtime.link.link_group import LINK_LOG, load_keys
+from pilotfish.lab.field import matrix
+from pilotfish.lab.field.watch.clock import Clock
+from pilotfish.lab.field.watch.listener import Listeners
+from pilotfish.lab.field.watch.watch_file import WatchFile, open_watch
+from pilotfish.lab.field.watch.watch_settings import WatchSettings
+from pilotfish.lab.field.watch.watching import Watching
+
+_INTERRUPTED = 130
+_ROW_S = 10.0  # time for the present row after SIGTERM
+_DESCRIPTION = """\
+In each round measures RTT and goodput, and generates one short answer by each protocol. Records
+when the edge was away. Neither the edge, the link, the clock nor a full disk ends a watch: it ends
+with --for, Ctrl-C or SIGTERM. After a kill or a power cut the same command continues in the same
+file.
+"""
+_EXAMPLE = """\
+example:
+  pilotfish field watch --edge tcp://edge:7077 --keys --every 5min --for 24h --out day.pilotfish
+  pilotfish field report day.pilotfish --out day
+"""
+
+
+def add_to(actions: Commands) -> None:
+    """Register the action."""
+    parser = actions.add_parser(
+        "watch",
+        help="measure a link again and again for days, and write a run file",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    assert isinstance(parser, ConfiguredParser)
+    config_option(parser, 'every = "5min"', reloads=False)
+    add_flags(parser, WatchSettings)
+    parser.set_defaults(run=lambda args: watch(from_args(args, WatchSettings)))
+
+
+def watch(settings: WatchSettings, clock: Clock | None = None) -> int:
+    """Run a watch to its end; return the exit code. clock: None: the machine's clocks."""
+    clock = clock or Clock()
+    supervisor = Supervisor.from_environment()
+    # faults of the configuration end the command, so they are found before the watch begins
+    load_keys(settings.edge, settings.keys)
+    settings = structs.replace(settings, draft=drafter_folder(settings.draft, settings.provider))
+    answers = settings.matrix
+    matrix.check(answers)
+    opened = open_watch(settings, answers, clock)
+    logging.getLogger(LINK_LOG).setLevel(logging.ERROR)  # the watch tells outages itself
+    _tell_begin(settings, opened)
+    listener = Listeners(WatchLog() if is_journal() else WatchScreen())
+    watching = Watching(
+        settings,
+        opened,
+        clock=clock,
+        listener=listener,
+        supervisor=supervisor,
+        on_fetch=lambda done, total: supervisor.feed(),
+    )
+    with _signals(watching) as received:
+        watching.run()
+    _tell_end(settings, watching)
+    return _INTERRUPTED if signal.SIGINT in received else 0
+
+
+@contextmanager
+def _signals(watching: Watching) -> Iterator[list[int]]:
+    """End the watch by SIGTERM and SIGINT: after the present row, or by a second signal at once.
+
+    Yield the signals so far.
+    """
+    received: list[int] = []
+
+    def obey(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1:
+            watching.interrupt()
+            return
+        watching.stop()
+        timer = threading.Timer(_ROW_S, watching.interrupt)
+        timer.daemon = True
+        timer.start()
+
+    before = {number: signal.signal(number, obey) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tell_begin(settings: WatchSettings, opened: WatchFile) -> None:
+    if opened.last >= 0:
+        missed = int(opened.silent_s // settings.every_s)
+        _tell(
+            f"continuing the watch in {settings.out}; its last row is {opened.silent_s:.0f} s old"
+            + (f", so about {missed} rounds are missing" if missed else "")
+        )
+    else:
+        _tell(f"watching {settings.edge} in {settings.out}; Ctrl-C ends the watch")
+
+
+def _tell_end(settings: WatchSettings, watching: Watching) -> None:
+    rows = watching.rows
+    lost = rows.waiting + rows.dropped
+    if lost:
+        complain(f"{lost} rows could not be written and are lost: {rows.problem}")
+    report = shlex.join(["pilotfish", "field", "report", str(settings.out), "--out", "report"])
+    _tell(f"{rows.written} rows were written to {settings.out}. To report them, run: {report}")
+
+
+def _tell(sentence: str) -> None:
+    """Print a line for people; in the journal it needs no priority."""
+    print(f"pilotfish: {sentence}", file=sys.stderr, flush=True)

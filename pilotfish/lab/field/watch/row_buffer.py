@@ -1,0 +1,180 @@
+"""Keep the rows of a watch in memory until the disk has taken them.
+
+In: answers, probes and outages, as `Recorder` takes them. Out: the run file. An answer is written
+when it has ended, in one transaction. If a write fails (a full, removed or broken disk), the rows
+stay in memory, and a later `flush` opens the file again and writes them.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from pilotfish.base.errors import RunFileError
+from pilotfish.device_runtime.record import Round, RttSample
+from pilotfish.lab.field.link_rows import Outage, Probe
+from pilotfish.lab.field.recording import Recorder
+from pilotfish.lab.field.run import Answer
+
+_Row: TypeAlias = Callable[[Recorder], None]
+
+MOST_ROWS = 4096  # rows in memory: a day at one round a minute; older ones are dropped
+
+
+class _UnwrittenAnswer:
+    """An answer that has begun."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.rounds: list[tuple[int, float, Round]] = []
+        self.rtts: list[RttSample] = []
+        self.columns: dict[str, Any] = {}
+
+    def __call__(self, recorder: Recorder) -> None:
+        """Write the whole answer."""
+        number = recorder.begin(self._answer)
+        for round_ in self.rounds:
+            recorder.add_round(number, *round_)
+        recorder.add_rtts(number, self.rtts)
+        recorder.end(number, **self.columns)
+
+
+class RowBuffer:
+    """The rows that the disk does not have yet; takes the rows of answers like a `Recorder`.
+
+    reopen: opens the file again after a write has failed. on_disk: called with the problem when a
+    write fails for the first time, and with "" when all rows are on the disk again. check_answer:
+    called before a finished answer is kept; if it raises an error, the answer is not kept. outage:
+    the id of an outage in the file that has not ended.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        reopen: Callable[[], Recorder],
+        *,
+        on_disk: Callable[[str], None] = lambda problem: None,
+        outage: int | None = None,
+    ) -> None:
+        self._recorder: Recorder | None = recorder
+        self._reopen = reopen
+        self._on_disk = on_disk
+        self._outage = outage
+        self._rows: deque[_Row] = deque()
+        self._running: _UnwrittenAnswer | None = None
+        self.check_answer: Callable[[], None] = lambda: None
+        self.problem = ""
+        self.written = self.failures = self.dropped = 0
+
+    @property
+    def waiting(self) -> int:
+        """Number of rows in memory."""
+        return len(self._rows)
+
+    def begin(self, answer: Answer) -> int:
+        """Begin an answer; return 0, since the file will give the id."""
+        self._running = _UnwrittenAnswer(answer)
+        return 0
+
+    def add_round(self, answer: int, number: int, at_s: float, round_: Round) -> None:
+        """Take a round of the answer that has begun."""
+        assert self._running is not None
+        self._running.rounds.append((number, at_s, round_))
+
+    def add_rtts(self, answer: int, rtts: Sequence[RttSample]) -> None:
+        """Take the samples of the RTT of the answer that has begun."""
+        assert self._running is not None
+        self._running.rtts = list(rtts)
+
+    def end(self, answer: int, **columns: Any) -> None:
+        """Take the end of the answer that has begun, and write the answer."""
+        running, self._running = self._running, None
+        assert running is not None
+        if columns.get("finished"):
+            self.check_answer()
+        running.columns = columns
+        self._add(running)
+
+    def add_probe(self, probe: Probe) -> None:
+        """Write a probe."""
+        self._add(lambda recorder: _ignore(recorder.add_probe(probe)))
+
+    def begin_outage(self, outage: Outage) -> None:
+        """Write an outage that has not ended."""
+
+        def write(recorder: Recorder) -> None:
+            self._outage = recorder.begin_outage(outage)
+
+        self._add(write)
+
+    def end_outage(self, unix_s: float, clock_s: float) -> None:
+        """Write the end of the last outage by both clocks."""
+
+        def write(recorder: Recorder) -> None:
+            if self._outage is not None:
+                recorder.end_outage(self._outage, unix_s, clock_s)
+
+        self._add(write)
+
+    def change_facts(self, **values: Any) -> None:
+        """Write facts of the run."""
+        self._add(lambda recorder: recorder.change_facts(**values))
+
+    def _add(self, row: _Row) -> None:
+        self._rows.append(row)
+        if len(self._rows) > MOST_ROWS:
+            self._rows.popleft()
+            self.dropped += 1
+        self.flush()
+
+    def flush(self) -> None:
+        """Try to write all rows that are in memory."""
+        while self._rows:
+            row = self._rows[0]
+            if not self._try(partial(self._write, row)):
+                return
+            self._rows.popleft()
+            self.written += 1
+        if self.problem:
+            self.problem = ""
+            self._on_disk("")
+
+    def tidy(self, delete: Callable[[Recorder], None]) -> None:
+        """Delete old rows from the file, unless rows wait for the disk."""
+        if not self._rows and self._recorder is not None:
+            self._try(partial(delete, self._recorder))
+
+    def _write(self, row: _Row) -> None:
+        if self._recorder is not None and not self._recorder.in_place:
+            raise OSError(f"{self._recorder.path} was moved or deleted.")
+        if self._recorder is None:
+            self._recorder = self._reopen()
+        with self._recorder.together():
+            row(self._recorder)
+
+    def _try(self, act: Callable[[], None]) -> bool:
+        """Return whether it worked; after a failure the file is opened again by the next try."""
+        try:
+            act()
+        except (OSError, RunFileError) as error:
+            self.failures += 1
+            self._close()
+            if not self.problem:
+                self.problem = str(error)
+                self._on_disk(self.problem)
+            return False
+        return True
+
+    def _close(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.close()
+
+    def close(self) -> None:
+        """Try for a last time to write all rows, and close the file."""
+        self.flush()
+        self._close()
+
+
+def _ignore(number: int) -> None:
+    """Drop the id of a row that no other row refers to."""
