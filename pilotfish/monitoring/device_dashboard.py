@@ -197,7 +197,9 @@ _SPECULATION = Section(
             (
                 Query(
                     ratio(
-                        f"{_D}hint_accepted_tokens_total", f"{_D}hint_drafted_tokens_total", "source"
+                        f"{_D}hint_accepted_tokens_total",
+                        f"{_D}hint_drafted_tokens_total",
+                        "source",
                     ),
                     "{{source}}",
                 ),
@@ -361,9 +363,7 @@ _REQUESTS = Section(
             "none",
             (
                 Query(series(f"{_D}http_connections"), "open, {{instance}}"),
-                Query(
-                    rate(f"{_D}http_connections_turned_away_total"), "turned away, {{instance}}"
-                ),
+                Query(rate(f"{_D}http_connections_turned_away_total"), "turned away, {{instance}}"),
             ),
         ),
         Panel(

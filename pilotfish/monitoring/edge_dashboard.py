@@ -33,7 +33,7 @@ _NOW = Section(
         ),
         Panel(
             "Devices",
-            "Connected devices, counted by their keys; without keys, one for each address.",
+            "Connected devices, counted by their keys; without keys, connections.",
             "none",
             (Query(f"sum({series(f'{_E}devices')})", "devices"),),
             kind="stat",
@@ -58,17 +58,9 @@ _NOW = Section(
         Panel(
             "Target intact",
             "Yes: the files of the target were verified against the digests of its export. No: "
-            "they are not verified yet, or the panel of damaged files counts one.",
+            "they are not verified yet. An edge with a damaged file ends at once.",
             "bool_yes_no",
             (Query(f"min({series(f'{_E}weights_verified')})", "verified"),),
-            kind="stat",
-            width=4,
-        ),
-        Panel(
-            "Damaged targets",
-            "Edges with a file of the target that differs from its digest. Export it again.",
-            "none",
-            (Query(f"sum({series(f'{_E}weights_damaged')})", "damaged"),),
             kind="stat",
             width=4,
         ),
@@ -229,7 +221,9 @@ _HINTS = Section(
             (
                 Query(
                     ratio(
-                        f"{_E}hint_accepted_tokens_total", f"{_E}hint_drafted_tokens_total", "source"
+                        f"{_E}hint_accepted_tokens_total",
+                        f"{_E}hint_drafted_tokens_total",
+                        "source",
                     ),
                     "{{source}}",
                 ),
@@ -257,8 +251,8 @@ _REFUSALS = Section(
     (
         Panel(
             "Refused requests",
-            "Refused requests per second, by the code of the error. `too-many-sessions` and `busy`: "
-            "the edge is full. `internal`: a fault, see the journal.",
+            "Refused requests per second, by the code of the error. `too-many-sessions` and "
+            "`busy`: the edge is full. `internal`: a fault, see the journal.",
             "none",
             (Query(rate(f"{_E}refusals_total", "code"), "{{code}}"),),
         ),
@@ -375,11 +369,7 @@ _NODES = Section(
             "Bytes of nodes",
             "Bytes per second to and from each node.",
             "Bps",
-            (
-                Query(
-                    rate(f"{_E}node_bytes_total", "node, direction"), "{{node}} {{direction}}"
-                ),
-            ),
+            (Query(rate(f"{_E}node_bytes_total", "node, direction"), "{{node}} {{direction}}"),),
             needs="the target is on nodes",
         ),
         Panel(
