@@ -347,6 +347,7 @@ _REQUESTS = Section(
             "Refused requests per second. `key`: a wrong API key. `busy`: the queue is full.",
             "none",
             (Query(rate(f"{_D}refusals_total", "reason"), "{{reason}}"),),
+            needs="the service has refused a request",
         ),
         Panel(
             "Queue",
