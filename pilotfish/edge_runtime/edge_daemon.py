@@ -22,7 +22,8 @@ from pilotfish.edge_runtime.invitations import Invitations
 from pilotfish.edge_runtime.live_settings import LiveSettings, bounds_of
 from pilotfish.edge_runtime.loop import EdgeLoop
 from pilotfish.edge_runtime.message_handler import MessageHandler
-from pilotfish.edge_runtime.metrics_server import MetricsServer, MetricsSources
+from pilotfish.edge_runtime.metrics_server import MetricsServer
+from pilotfish.edge_runtime.metrics_sources import MetricsSources, edge_families
 from pilotfish.edge_runtime.receiver import BackgroundReceiver
 from pilotfish.edge_runtime.replies import create_sender
 from pilotfish.edge_runtime.resources import EdgeResources
@@ -121,11 +122,10 @@ def serve(
             lifeline=lifeline,
         )
         if metrics_server is not None:
-            metrics_server.set_sources(
-                MetricsSources(
-                    artifact.manifest, metrics, listener, handler, loaded.target, inspection
-                )
+            sources = MetricsSources(
+                artifact.manifest, metrics, listener, handler, loaded.target, inspection
             )
+            metrics_server.serve(partial(edge_families, sources, devices=config.metrics_devices))
         announce(listener.endpoint)
         supervisor.ready(loop.status)
         inspection.start()
@@ -235,7 +235,7 @@ def _log_start(model: str, endpoint: str, loaded: _Loaded, settings: LiveSetting
 def _start_metrics_server(config: EdgeConfig, stack: ExitStack) -> MetricsServer | None:
     if config.metrics is None:
         return None
-    server = MetricsServer(*config.metrics, config.metrics_hosts, config.metrics_devices)
+    server = MetricsServer(*config.metrics, config.metrics_hosts)
     stack.callback(server.close)
     return server
 

@@ -23,6 +23,8 @@ _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5,
 
 # reasons: the session was idle for too long; a new session displaced it; its key was removed
 _ENDINGS: Final = ("expired", "displaced", "revoked")
+# the codes that alerts wait for: Prometheus does not see the first count of a new series
+_REFUSALS: Final = ("busy", "internal", "too-many-sessions")
 
 
 @dataclass
@@ -68,7 +70,7 @@ class EdgeMetrics:
     drafter_passes: int = counter("drafter_passes", "Passes of the edge's drafter.")
     drafter_tokens: int = counter("drafter_tokens", "Tokens drafted by the edge's drafter.")
     drafter_s: float = counter("drafter_seconds", "Computing time of the edge's drafter.")
-    refusals: Counter[str] = counter("refusals", "Refused requests.", "code")
+    refusals: Counter[str] = counter("refusals", "Refused requests.", "code", known=_REFUSALS)
     sessions_ended: Counter[str] = counter(
         "sessions_ended",
         "Sessions that the edge ended without a request.",

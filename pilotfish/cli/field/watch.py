@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from types import FrameType
 
 from msgspec import structs
@@ -21,10 +21,12 @@ from pilotfish.cli.logs import is_journal
 from pilotfish.cli.options import Commands
 from pilotfish.cli.streams import complain
 from pilotfish.device_runtime.link.link_group import LINK_LOG, load_keys
+from pilotfish.edge_runtime.metrics_server import MetricsServer
 from pilotfish.lab.field import matrix
 from pilotfish.lab.field.watch.clock import Clock
-from pilotfish.lab.field.watch.listener import Listeners
+from pilotfish.lab.field.watch.listener import Listeners, WatchListener
 from pilotfish.lab.field.watch.watch_file import WatchFile, open_watch
+from pilotfish.lab.field.watch.watch_metrics import WatchMetrics
 from pilotfish.lab.field.watch.watch_settings import WatchSettings
 from pilotfish.lab.field.watch.watching import Watching
 
@@ -67,20 +69,29 @@ def watch(settings: WatchSettings, clock: Clock | None = None) -> int:
     settings = structs.replace(settings, draft=drafter_folder(settings.draft, settings.provider))
     answers = settings.matrix
     matrix.check(answers)
-    opened = open_watch(settings, answers, clock)
-    logging.getLogger(LINK_LOG).setLevel(logging.ERROR)  # the watch tells outages itself
-    _tell_begin(settings, opened)
-    listener = Listeners(WatchLog() if is_journal() else WatchScreen())
-    watching = Watching(
-        settings,
-        opened,
-        clock=clock,
-        listener=listener,
-        supervisor=supervisor,
-        on_fetch=lambda done, total: supervisor.feed(),
-    )
-    with _signals(watching) as received:
-        watching.run()
+    with ExitStack() as stack:
+        server = None
+        if settings.metrics is not None:
+            server = MetricsServer(*settings.metrics, settings.metrics_hosts)
+            stack.enter_context(closing(server))
+        opened = open_watch(settings, answers, clock)
+        logging.getLogger(LINK_LOG).setLevel(logging.ERROR)  # the watch tells outages itself
+        _tell_begin(settings, opened)
+        listeners: list[WatchListener] = [WatchLog() if is_journal() else WatchScreen()]
+        if server is not None:
+            metrics = WatchMetrics(settings.edge, opened.facts, outage=opened.outage)
+            server.serve(metrics.families)
+            listeners.append(metrics)
+        watching = Watching(
+            settings,
+            opened,
+            clock=clock,
+            listener=Listeners(*listeners),
+            supervisor=supervisor,
+            on_fetch=lambda done, total: supervisor.feed(),
+        )
+        with _signals(watching) as received:
+            watching.run()
     _tell_end(settings, watching)
     return _INTERRUPTED if signal.SIGINT in received else 0
 

@@ -1,0 +1,1 @@
+"""Monitoring: Grafana dashboards and Prometheus alert rules for edge, device and watch."""
