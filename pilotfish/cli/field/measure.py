@@ -45,6 +45,7 @@ from pilotfish.lab.field.resumption import (
 from pilotfish.lab.field.run import Cell, Facts, MatrixSettings, Model, Run, Start
 from pilotfish.lab.field.run_clock import RunClock, begin
 from pilotfish.lab.prompts import BUILT_IN, read_prompts
+from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import RoundCounter
 
 _COMMAND = ("pilotfish", "field", "measure")
@@ -117,7 +118,7 @@ def _run(args: argparse.Namespace) -> int:
     settings = _settings(args, arguments, resumed)
     matrix.check(settings)
     if resumed is None or matrix.remaining(settings, _finished_cells(arguments.out)):
-        _measure(arguments, settings, resumed)
+        _measure(arguments, settings, resumed, named=args.protocols is not None)
     with Run.open(arguments.out) as run:
         summaries = figures(list(run.answers()))
     Console(stderr=True, highlight=False).print(*_tables(summaries, settings))
@@ -126,8 +127,14 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Facts | None) -> None:
-    """Connect to the edge, open the run file, and measure all answers that it lacks."""
+def _measure(
+    arguments: MeasureSettings, settings: MatrixSettings, resumed: Facts | None, *, named: bool
+) -> None:
+    """Connect to the edge, open the run file, and measure all answers that it lacks.
+
+    named: whether the caller named the protocols; a new run leaves out those defaults that the edge
+    does not offer.
+    """
     draft, edge, keys = _endpoints(arguments, settings, resumed)
     log = RoundLog()
     with ExitStack() as stack:
@@ -138,8 +145,22 @@ def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Fact
             emulator = stack.enter_context(Emulator(edge, conditions))
         reached = edge if emulator is None else emulator.endpoint
         device = stack.enter_context(_open(draft, reached, keys, settings, log))
+        if resumed is None and not named and device.welcome is not None:
+            settings = _offered(settings, device.welcome)
         facts = _facts(arguments, settings, device, draft, edge, keys)
         _record(arguments, settings, resumed, device, facts, log, emulator)
+
+
+def _offered(settings: MatrixSettings, edge: Welcome) -> MatrixSettings:
+    """Return the settings without the protocols that the edge does not offer; name these."""
+    kept, missing = matrix.offered(settings, edge)
+    if missing:
+        Console(stderr=True, highlight=False).print(
+            f"The edge does not offer {', '.join(missing)}: measuring {', '.join(kept.protocols)}.",
+            markup=False,
+            soft_wrap=True,
+        )
+    return kept
 
 
 def _open(

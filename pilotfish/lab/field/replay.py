@@ -154,4 +154,4 @@ def _configuration_used(answer: Answer) -> Configuration:
     if answer.protocol != AUTO or answer.choice is None:
         return answer.configuration
     chosen = answer.choice.protocol
-    return Configuration(chosen, answer.choice.window or None, applied_to(chosen, answer.point))
+    return Configuration.of(chosen, answer.choice.window, applied_to(chosen, answer.point))
