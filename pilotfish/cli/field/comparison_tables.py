@@ -93,7 +93,8 @@ def _remarks(comparison: DrafterComparison) -> Iterator[str]:
         interval = f"no confidence intervals, which need {FEWEST} prompts"
     yield (
         f"α: share of drafts that equal the target's token. S(k): probability that k drafts in "
-        f"a row do; {interval}. γ: rounds with this window, at most {WINDOWS}. Measured on "
+        f"a row do; {interval}. γ: rounds with this window, at most {WINDOWS}. tokens/s: after the "
+        f"first round, which reads the prompt, as in field measure. Measured on "
         f"{_prompts(comparison.prompts)}. A pass of the target takes "
         f"{comparison.pass_s[0] * 1e3:.1f} ms, and with 4 drafts "
         f"{comparison.pass_s[4] * 1e3:.1f} ms."

@@ -57,8 +57,9 @@ _SPEED: tuple[_Column, ...] = (
     ("n", "d", lambda f: f.n),
     ("ms per token", ".1f", lambda f: f.token_ms.median if f.token_ms else None),
     ("p95", ".1f", lambda f: f.token_ms.p95 if f.token_ms else None),
-    ("tokens/s", ".1f", lambda f: f.tokens_per_s.median if f.tokens_per_s else None),
+    ("tokens/s", ".1f", lambda f: f.tokens_per_s),
     ("× stream", ".2f", lambda f: f.speedup),
+    ("first token", ",.0f", lambda f: f.first_token_ms.median if f.first_token_ms else None),
 )
 _ROUNDS: tuple[_Column, ...] = (
     ("rounds", ".1f", lambda f: f.rounds_per_answer),
@@ -69,8 +70,8 @@ _ROUNDS: tuple[_Column, ...] = (
     ("T_comm", ".1f", lambda f: f.comm_ms),
 )
 _SPEED_CAPTION = (
-    "medians over n answers; p95: 95th percentile of the ms per token; × stream: tokens/s divided "
-    "by those of stream"
+    "medians over n answers, after the first round, which reads the prompt; p95: 95th percentile of "
+    "the ms per token; × stream: tokens/s divided by those of stream; first token: ms"
 )
 _ROUNDS_CAPTION = (
     "rounds: of an answer; AAL: committed tokens a round; B up, B down: bytes a round; T_comm: ms "

@@ -57,7 +57,8 @@ class DrafterComparison:
     """All results of a comparison.
 
     pass_s: seconds of a target's pass over 0, 1, … drafts. streamed_per_s: tokens/s of `stream`.
-    ship: recommendation for each RTT.
+    ship: recommendation for each RTT. Every tokens/s is that of answers after their first round
+    (`field.token_speed`), for a lone session.
     """
 
     prompts: int
