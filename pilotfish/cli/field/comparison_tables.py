@@ -23,7 +23,8 @@ def print_comparison(comparison: DrafterComparison, target: str) -> None:
     console.print(
         _agreement(comparison, target), _depths(comparison), _speeds(comparison), sep="\n"
     )
-    for line in [*_remarks(comparison), "", *_verdict(comparison)]:
+    warning = [f"Warning: {comparison.warning}"] if comparison.warning else []
+    for line in [*_remarks(comparison), *warning, "", *_verdict(comparison)]:
         console.print(line, markup=False, soft_wrap=True)
 
 

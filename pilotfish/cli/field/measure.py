@@ -70,8 +70,8 @@ _ROUNDS: tuple[_Column, ...] = (
     ("T_comm", ".1f", lambda f: f.comm_ms),
 )
 _SPEED_CAPTION = (
-    "medians over n answers, after the first round, which reads the prompt; p95: 95th percentile of "
-    "the ms per token; × stream: tokens/s divided by those of stream; first token: ms"
+    "medians over n answers, after the first round, which reads the prompt; p95: 95th percentile "
+    "of the ms per token; × stream: tokens/s divided by those of stream; first token: ms"
 )
 _ROUNDS_CAPTION = (
     "rounds: of an answer; AAL: committed tokens a round; B up, B down: bytes a round; T_comm: ms "

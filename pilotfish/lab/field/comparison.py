@@ -58,7 +58,8 @@ class DrafterComparison:
 
     pass_s: seconds of a target's pass over 0, 1, … drafts. streamed_per_s: tokens/s of `stream`.
     ship: recommendation for each RTT. Every tokens/s is that of answers after their first round
-    (`field.token_speed`), for a lone session.
+    (`field.token_speed`), for a lone session. warning: what the comparison cannot know, because
+    drafter and target ran on one machine; "" if they did not.
     """
 
     prompts: int
@@ -66,6 +67,7 @@ class DrafterComparison:
     streamed_per_s: float
     drafters: list[DrafterFigures]
     ship: list[Recommendation]
+    warning: str = ""
 
 
 def target_passes(

@@ -2,10 +2,10 @@
 
 In: an answer's rounds, or seconds per token. Out: seconds per token and tokens/s.
 
-Both describe an answer *after its first round*. The first round reads the prompt, and under `stream`
-and `ahead` it takes the one RTT that an answer waits for. So its time is that of the first token,
-and no tokens/s contains it: neither the prompt nor this RTT, which a longer answer would spread over
-more tokens.
+Both describe an answer *after its first round*. The first round reads the prompt, and under
+`stream` and `ahead` it takes the one RTT that an answer waits for. So its time is that of the first
+token, and no tokens/s contains it: neither the prompt nor this RTT, which a longer answer would
+spread over more tokens.
 """
 
 from collections.abc import Sequence
