@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from pilotfish.lab.field.opened_drafters import (
     open_sources,
     read_answers,
 )
+from pilotfish.lab.field.shared_machine import is_this_machine, shared_machine_warning
 from pilotfish.lab.field.target_answers import AnswerFile, AnswerHeader, TargetAnswer, answer_all
 from pilotfish.lab.pairs import serving
 from pilotfish.lab.prompts import BUILT_IN, read_questions
@@ -48,7 +50,8 @@ Finds the best drafter for a target at each round trip:
   4. From both, the expected tokens/s at each RTT are computed, for rounds with the best window and
      for protocol ahead. Protocol stream is the target without a drafter.
 
-Run it on the drafter's future machine: milliseconds per draft matter as much as α."""
+Run it on the drafter's future machine: milliseconds per draft matter as much as α. If the target
+runs on this machine, too, the command warns that its times may not be those of your edge."""
 _EXAMPLE = """\
 example:
   pilotfish field compare drafter-int8 drafter-int4 --target target --prompts questions.jsonl
@@ -89,6 +92,10 @@ def _run(args: argparse.Namespace) -> int:
         header, answers, welcome, vocabulary = _collect_answers(settings, names, questions, address)
     # an edge started here has ended by now, so its memory is free
     comparison = _compare_drafters(settings, names, header, answers, welcome, vocabulary)
+    if is_this_machine(address):
+        served_here = "://" not in settings.target
+        warning = shared_machine_warning(served_here=served_here, pass_ms=settings.target_ms)
+        comparison = replace(comparison, warning=warning)
     if args.json != "-":
         # printed before any file is written, since the disk may be full
         print_comparison(comparison, header.target)

@@ -23,7 +23,8 @@ def print_comparison(comparison: DrafterComparison, target: str) -> None:
     console.print(
         _agreement(comparison, target), _depths(comparison), _speeds(comparison), sep="\n"
     )
-    for line in [*_remarks(comparison), "", *_verdict(comparison)]:
+    warning = [f"Warning: {comparison.warning}"] if comparison.warning else []
+    for line in [*_remarks(comparison), *warning, "", *_verdict(comparison)]:
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -93,7 +94,8 @@ def _remarks(comparison: DrafterComparison) -> Iterator[str]:
         interval = f"no confidence intervals, which need {FEWEST} prompts"
     yield (
         f"α: share of drafts that equal the target's token. S(k): probability that k drafts in "
-        f"a row do; {interval}. γ: rounds with this window, at most {WINDOWS}. Measured on "
+        f"a row do; {interval}. γ: rounds with this window, at most {WINDOWS}. tokens/s: after the "
+        f"first round, which reads the prompt, as in field measure. Measured on "
         f"{_prompts(comparison.prompts)}. A pass of the target takes "
         f"{comparison.pass_s[0] * 1e3:.1f} ms, and with 4 drafts "
         f"{comparison.pass_s[4] * 1e3:.1f} ms."

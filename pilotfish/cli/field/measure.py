@@ -45,6 +45,7 @@ from pilotfish.lab.field.resumption import (
 from pilotfish.lab.field.run import Cell, Facts, MatrixSettings, Model, Run, Start
 from pilotfish.lab.field.run_clock import RunClock, begin
 from pilotfish.lab.prompts import BUILT_IN, read_prompts
+from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import RoundCounter
 
 _COMMAND = ("pilotfish", "field", "measure")
@@ -56,8 +57,9 @@ _SPEED: tuple[_Column, ...] = (
     ("n", "d", lambda f: f.n),
     ("ms per token", ".1f", lambda f: f.token_ms.median if f.token_ms else None),
     ("p95", ".1f", lambda f: f.token_ms.p95 if f.token_ms else None),
-    ("tokens/s", ".1f", lambda f: f.tokens_per_s.median if f.tokens_per_s else None),
+    ("tokens/s", ".1f", lambda f: f.tokens_per_s),
     ("× stream", ".2f", lambda f: f.speedup),
+    ("first token", ",.0f", lambda f: f.first_token_ms.median if f.first_token_ms else None),
 )
 _ROUNDS: tuple[_Column, ...] = (
     ("rounds", ".1f", lambda f: f.rounds_per_answer),
@@ -68,8 +70,8 @@ _ROUNDS: tuple[_Column, ...] = (
     ("T_comm", ".1f", lambda f: f.comm_ms),
 )
 _SPEED_CAPTION = (
-    "medians over n answers; p95: 95th percentile of the ms per token; × stream: tokens/s divided "
-    "by those of stream"
+    "medians over n answers, after the first round, which reads the prompt; p95: 95th percentile "
+    "of the ms per token; × stream: tokens/s divided by those of stream; first token: ms"
 )
 _ROUNDS_CAPTION = (
     "rounds: of an answer; AAL: committed tokens a round; B up, B down: bytes a round; T_comm: ms "
@@ -117,7 +119,7 @@ def _run(args: argparse.Namespace) -> int:
     settings = _settings(args, arguments, resumed)
     matrix.check(settings)
     if resumed is None or matrix.remaining(settings, _finished_cells(arguments.out)):
-        _measure(arguments, settings, resumed)
+        _measure(arguments, settings, resumed, named=args.protocols is not None)
     with Run.open(arguments.out) as run:
         summaries = figures(list(run.answers()))
     Console(stderr=True, highlight=False).print(*_tables(summaries, settings))
@@ -126,8 +128,14 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Facts | None) -> None:
-    """Connect to the edge, open the run file, and measure all answers that it lacks."""
+def _measure(
+    arguments: MeasureSettings, settings: MatrixSettings, resumed: Facts | None, *, named: bool
+) -> None:
+    """Connect to the edge, open the run file, and measure all answers that it lacks.
+
+    named: whether the caller named the protocols; a new run leaves out those defaults that the edge
+    does not offer.
+    """
     draft, edge, keys = _endpoints(arguments, settings, resumed)
     log = RoundLog()
     with ExitStack() as stack:
@@ -138,8 +146,22 @@ def _measure(arguments: MeasureSettings, settings: MatrixSettings, resumed: Fact
             emulator = stack.enter_context(Emulator(edge, conditions))
         reached = edge if emulator is None else emulator.endpoint
         device = stack.enter_context(_open(draft, reached, keys, settings, log))
+        if resumed is None and not named and device.welcome is not None:
+            settings = _offered(settings, device.welcome)
         facts = _facts(arguments, settings, device, draft, edge, keys)
         _record(arguments, settings, resumed, device, facts, log, emulator)
+
+
+def _offered(settings: MatrixSettings, edge: Welcome) -> MatrixSettings:
+    """Return the settings without the protocols that the edge does not offer; name these."""
+    kept, missing = matrix.offered(settings, edge)
+    if missing:
+        Console(stderr=True, highlight=False).print(
+            f"The edge does not offer {', '.join(missing)}: measuring {', '.join(kept.protocols)}.",
+            markup=False,
+            soft_wrap=True,
+        )
+    return kept
 
 
 def _open(

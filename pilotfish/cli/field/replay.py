@@ -15,6 +15,7 @@ from pilotfish.cli.options import Commands, json_option, positive, write_json
 from pilotfish.cli.quantities import duration, rate
 from pilotfish.lab.field.replay import Replay, fastest, replay, replayable
 from pilotfish.lab.field.report.measured import read_run
+from pilotfish.lab.field.token_speed import tokens_per_s
 from pilotfish.speculation.latency import Link
 
 _EXAMPLE = """\
@@ -31,7 +32,7 @@ _LEFT_OUT = (
 )
 _COMPUTE = (
     "These times are modelled, not measured. A drafter's pass: {draft}; a target's pass: {verify}. "
-    "Medians over n answers."
+    "Medians over n answers, each after its first round."
 )
 
 
@@ -44,7 +45,7 @@ def add_to(actions: Commands) -> None:
         "its drafted, accepted and sent tokens, and its computing times unless --draft-ms or\n"
         "--verify-ms replaces them. The time on the link is\n"
         "T_comm = RTT + bytes up / rate up + bytes down / rate down.\n"
-        "First rounds, in which the models read the prompt, are left out.",
+        "First rounds, in which the models read the prompt, are left out, as in field measure.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -144,7 +145,8 @@ def _table(replays: Sequence[Replay], at: int, link: str) -> Table:
 
 
 def _times(token_s: float) -> tuple[str, str]:
-    return f"{token_s * 1e3:.1f}", f"{1.0 / token_s:.1f}" if token_s else "–"
+    rate = tokens_per_s(token_s)
+    return f"{token_s * 1e3:.1f}", "–" if rate is None else f"{rate:.1f}"
 
 
 def _in_words(link: Link) -> str:
@@ -173,7 +175,9 @@ def _figures(args: argparse.Namespace, replays: Sequence[Replay]) -> dict[str, A
                 **row.configuration.to_json(),
                 "n": row.n,
                 "measured_token_s": row.measured_s,
+                "measured_tokens_per_s": tokens_per_s(row.measured_s),
                 "modelled_token_s": row.modelled_s,
+                "modelled_tokens_per_s": [tokens_per_s(each) for each in row.modelled_s],
             }
             for row in replays
         ],

@@ -57,7 +57,9 @@ class DrafterComparison:
     """All results of a comparison.
 
     pass_s: seconds of a target's pass over 0, 1, … drafts. streamed_per_s: tokens/s of `stream`.
-    ship: recommendation for each RTT.
+    ship: recommendation for each RTT. Every tokens/s is that of answers after their first round
+    (`field.token_speed`), for a lone session. warning: what the comparison cannot know, because
+    drafter and target ran on one machine; "" if they did not.
     """
 
     prompts: int
@@ -65,6 +67,7 @@ class DrafterComparison:
     streamed_per_s: float
     drafters: list[DrafterFigures]
     ship: list[Recommendation]
+    warning: str = ""
 
 
 def target_passes(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from pilotfish.lab.drawing import Axes, escape_math, legend_below, panels
@@ -12,14 +13,17 @@ from pilotfish.lab.field.resampling import Estimate
 
 _INCHES = (4.8, 8.0)
 _LETTERS = 34
+_TITLE_LETTERS = 62
 _XLABELS = ("accepted drafts right before it", "k, drafts in a row", "RTT (ms)")
-_YLABELS = ("α at this depth", "S(k), share of runs", "expected tokens/s")
+_YLABELS = ("α at this depth", "S(k), share of runs", "tokens/s after the first round")
 _APART = 0.06  # horizontal distance (data units) between drafters' marks, so that none is hidden
 
 
 def draw(path: Path, comparison: DrafterComparison) -> None:
     """Draw a comparison into a PNG file."""
     title = f"Drafters for one target (n = {comparison.prompts} prompts, bars: 95 % intervals)"
+    if comparison.warning:
+        title += "\n" + fill(comparison.warning, _TITLE_LETTERS)
     with panels(path, title, _XLABELS, _YLABELS, _INCHES) as (depths, runs, speeds):
         styles = PlotStyle(figures.name for figures in comparison.drafters)
         for index, figures in enumerate(comparison.drafters):

@@ -3,10 +3,10 @@
 In:  agreement by prompt, seconds per draft, and seconds of the target's passes. Out: acceptance,
     survival and expected tokens/s, with 95 % intervals (`field.resampling`).
 
-Expected tokens/s hold for a single session, after the prompt has been read. For protocols in rounds
-they are computed from the number of rounds that these answers need with the best window. For
-`ahead` they are computed from α by depth, by the model in `speculation.ahead`. The seconds per
-draft are measured on this machine while it does nothing else.
+Expected tokens/s hold for a single session, after the first round (`field.token_speed`). For
+protocols in rounds they are computed from the number of rounds that these answers need with the
+best window. For `ahead` they are computed from α by depth, by the model in `speculation.ahead`. The
+seconds per draft are measured on this machine while it does nothing else.
 """
 
 from __future__ import annotations

@@ -11,31 +11,33 @@ import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+from msgspec import structs
+
 from pilotfish.base.errors import PromptTooLongError, TooLargeError, UnsupportedError
 from pilotfish.device_runtime.choice import check as check_request
 from pilotfish.device_runtime.plan import plan
 from pilotfish.emulation.emulator import Conditions
 from pilotfish.lab.field import axes
-from pilotfish.lab.field.run import Cell, Configuration, MatrixSettings
+from pilotfish.lab.field.run import Cell, Configuration, MatrixSettings, has_windows
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.messages import Welcome
-from pilotfish.wire.protocols import LOCAL, STREAM
+from pilotfish.wire.protocols import LOCAL
 from pilotfish.wire.request import AUTO, Request
-
-_WINDOWLESS = (STREAM, LOCAL, AUTO)  # protocols without a window option; `auto` chooses its window
 
 
 def configurations(settings: MatrixSettings) -> list[Configuration]:
     """List every protocol with every window and every value of the options that apply to it.
 
-    A protocol in `_WINDOWLESS` has no window, nor has one whose expansion is given.
+    A protocol without windows (`run.has_windows`) has none, nor has one whose expansion is given.
     """
     listed = [
         Configuration(protocol, window, point)
         for protocol in settings.protocols
         for point in axes.points(settings.varied, protocol)
         for window in (
-            (None,) if protocol in _WINDOWLESS or _expands(settings, protocol) else settings.windows
+            (None,)
+            if not has_windows(protocol) or _expands(settings, protocol)
+            else settings.windows
         )
     ]
     return list(dict.fromkeys(listed))
@@ -129,7 +131,7 @@ def check(settings: MatrixSettings) -> None:
         raise UnsupportedError(
             "There is nothing to measure: name protocols, and 1 or more repeats."
         )
-    if not settings.windows and any(p not in _WINDOWLESS for p in settings.protocols):
+    if not settings.windows and any(map(has_windows, settings.protocols)):
         raise UnsupportedError("Protocols that draft need windows: name them by --windows.")
     known = axes.all_axes()
     for name in (*settings.options, *settings.link, *settings.varied):
@@ -144,6 +146,13 @@ def check(settings: MatrixSettings) -> None:
     for configuration in configurations(settings):
         check_request(Request.from_options(keywords(settings, configuration)))
         conditions(settings, configuration)
+
+
+def offered(settings: MatrixSettings, edge: Welcome) -> tuple[MatrixSettings, list[str]]:
+    """Return the settings with those protocols that the edge offers, and the other protocols."""
+    missing = [p for p in settings.protocols if p not in (*edge.protocols, LOCAL, AUTO)]
+    kept = tuple(p for p in settings.protocols if p not in missing)
+    return structs.replace(settings, protocols=kept), missing
 
 
 def check_edge(settings: MatrixSettings, edge: Welcome, vocab_size: int) -> None:

@@ -33,7 +33,7 @@ from pilotfish.device_runtime.record import Generation, Round
 from pilotfish.emulation.emulator import Emulator
 from pilotfish.lab.field import matrix
 from pilotfish.lab.field.recording import AnswerWriter
-from pilotfish.lab.field.run import Answer, Cell, Configuration, MatrixSettings
+from pilotfish.lab.field.run import Answer, Cell, Configuration, MatrixSettings, has_windows
 from pilotfish.lab.prompts import prompts_setting
 from pilotfish.wire.protocols import LOCAL, STREAM
 from pilotfish.wire.request import Options
@@ -253,7 +253,8 @@ class Measurement:
 
 def _columns(generation: Generation, log: RoundLog) -> dict[str, Any]:
     """Return the fields of `Answer` that a generation and its log determine, by name."""
-    windows = [round_.window for round_ in generation.rounds]
+    drafted = has_windows(generation.protocol)
+    windows = [round_.window for round_ in generation.rounds if drafted]
     return {
         "protocol_used": generation.protocol,
         "window_used": max(windows, default=0) or None,

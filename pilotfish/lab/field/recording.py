@@ -158,7 +158,7 @@ class Recorder:
             ).fetchall()
             return {
                 Cell(
-                    Configuration(protocol, window, read_point(point)),
+                    Configuration.of(protocol, window, read_point(point)),
                     prompt,
                     repeat,
                 )

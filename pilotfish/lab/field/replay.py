@@ -16,9 +16,10 @@ from statistics import median
 from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.device_runtime.record import Round
 from pilotfish.lab.field.axes import applied_to
-from pilotfish.lab.field.report.figures import order, steady_rounds, steady_token_ms
+from pilotfish.lab.field.report.figures import order
 from pilotfish.lab.field.run import Answer, Configuration
-from pilotfish.speculation.latency import Link, communication_s, streamed_token_s
+from pilotfish.lab.field.token_speed import committed_tokens, steady_rounds, steady_token_s
+from pilotfish.speculation.latency import Link, communication_s, transfer_s
 from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, STREAM, lossless, streams
 from pilotfish.wire.request import AUTO
 
@@ -33,17 +34,17 @@ def replay_token_s(
 
     draft_s: seconds of a drafter's pass, which drafts one token of a chain or one level of a tree.
     verify_s: seconds of a target's pass. For None, the recorded times are used. Under `stream` a
-    token takes verify_s (or the recorded mean without the link), and the answer's single RTT is
-    divided among its tokens.
+    token takes verify_s (or the recorded mean without the link) or the time of its bytes, whichever
+    is longer; the single RTT of an answer belongs to its first round (`field.token_speed`).
     """
-    tokens = sum(len(round_.tokens) for round_ in rounds)
+    tokens = committed_tokens(rounds)
     if tokens == 0:
         raise UnsupportedError("These rounds committed no token, so there is nothing to replay.")
     if all(round_.protocol == STREAM for round_ in rounds):
         down_bytes = sum(round_.downlink_bytes for round_ in rounds)
         if verify_s is None:
             verify_s = sum(r.timings.total - _link_s(r) for r in rounds) / tokens
-        return streamed_token_s(verify_s, down_bytes / tokens, link, tokens)
+        return max(verify_s, transfer_s(down_bytes / tokens, link.down_bps))
     return sum(round_s(round_, link, draft_s, verify_s) for round_ in rounds) / tokens
 
 
@@ -105,7 +106,7 @@ def replay(
     """
     groups: dict[Configuration, list[Answer]] = {}
     for answer in filter(replayable, answers):
-        if steady_token_ms(answer) is not None:
+        if steady_token_s(answer) is not None:
             groups.setdefault(_configuration_used(answer), []).append(answer)
     if not groups:
         raise RunFileError(
@@ -116,7 +117,7 @@ def replay(
         Replay(
             configuration=configuration,
             n=len(groups[configuration]),
-            measured_s=median((steady_token_ms(a) or 0.0) * 1e-3 for a in groups[configuration]),
+            measured_s=median(steady_token_s(a) or 0.0 for a in groups[configuration]),
             modelled_s=[
                 median(
                     replay_token_s(steady_rounds(a), link, draft_s, verify_s)
@@ -154,4 +155,4 @@ def _configuration_used(answer: Answer) -> Configuration:
     if answer.protocol != AUTO or answer.choice is None:
         return answer.configuration
     chosen = answer.choice.protocol
-    return Configuration(chosen, answer.choice.window or None, applied_to(chosen, answer.point))
+    return Configuration.of(chosen, answer.choice.window, applied_to(chosen, answer.point))

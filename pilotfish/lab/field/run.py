@@ -41,7 +41,8 @@ from pilotfish.lab.field.run_file import (
     reporting_damage,
 )
 from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.protocols import counters_of, option_types
+from pilotfish.wire.protocols import LOCAL, counters_of, option_types, streams
+from pilotfish.wire.request import AUTO
 
 WindowSetting: TypeAlias = int | Literal["auto"]
 
@@ -51,12 +52,21 @@ _MOST_REPEATS = 10_000
 class Configuration(NamedTuple):
     """A protocol, its window, and its values of the options that the run varies (`field.axes`).
 
-    window: draft tokens, or None under stream, local and auto, and with an expansion.
+    window: draft tokens, or None under protocols without windows (`has_windows`), and with an
+    expansion.
     """
 
     protocol: str
     window: WindowSetting | None
     point: Point = ()
+
+    @classmethod
+    def of(cls, protocol: str, window: WindowSetting | None, point: Point = ()) -> "Configuration":
+        """Return the configuration; leave out a window that has no effect under the protocol.
+
+        Older runs asked for `ahead` once a window, and a choice of ``auto`` has the window 0.
+        """
+        return cls(protocol, (window or None) if has_windows(protocol) else None, point)
 
     def __str__(self) -> str:
         name = self.protocol if self.window is None else f"{self.protocol} γ={self.window}"
@@ -65,6 +75,11 @@ class Configuration(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Return protocol, window and varied options, by name."""
         return {"protocol": self.protocol, "window": self.window, **dict(self.point)}
+
+
+def has_windows(protocol: str) -> bool:
+    """Return whether a window has an effect: not under `local`, `auto`, `stream` and `ahead`."""
+    return protocol not in (LOCAL, AUTO) and not streams(protocol)
 
 
 class Cell(NamedTuple):
@@ -89,7 +104,7 @@ class MatrixSettings(EngineSettings, frozen=True, kw_only=True):
     protocols: Annotated[
         tuple[str, ...],
         setting("protocols to compare; auto chooses one for each answer", metavar="P,P,…"),
-    ] = ("greedy", "coupled", "stream")
+    ] = ("greedy", "coupled", "stream", "ahead", "auto")
     windows: Annotated[
         tuple[WindowSetting, ...],
         setting("number of draft tokens per round, or auto", metavar="N,N,…"),
@@ -240,7 +255,7 @@ class Answer:
     @property
     def configuration(self) -> Configuration:
         """The requested configuration."""
-        return Configuration(self.protocol, self.window, self.point)
+        return Configuration.of(self.protocol, self.window, self.point)
 
     @property
     def cell(self) -> Cell:

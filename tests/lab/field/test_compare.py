@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
 from pilotfish import Device, EdgeServer
 from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.cli import main
+from pilotfish.lab.field.shared_machine import is_this_machine
 from pilotfish.lab.field.target_answers import AnswerFile, AnswerHeader, TargetAnswer
 from pilotfish.lab.prompts import read_questions
 from tests.device_runtime.test_unigram import artifact as unigram_artifact
@@ -61,6 +64,38 @@ def test_a_target_served_here(pair, requests, tmp_path, capsys):
     assert (out / "comparison.png").stat().st_size > 10_000
     assert json.loads((out / "comparison.json").read_text()) == payload
     assert "At RTT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stated", [[], ["--target-ms", "40"]])
+def test_one_machine_for_drafter_and_target_is_warned_of(
+    pair, edge, requests, tmp_path, capsys, stated
+):
+    """With what it falsifies and what to do, wherever the figures go."""
+    options = ["--prompts", requests, "--max-tokens", 8, *stated]
+    warnings = []
+    for number, target in enumerate((pair.target, edge.endpoint)):
+        out = tmp_path / str(number)
+        assert run(pair.draft, "--target", target, *options, "--out", out) == 0
+        warnings.append(json.loads((out / "comparison.json").read_text())["warning"])
+        assert f"Warning: {warnings[-1]}" in capsys.readouterr().out
+    served, running = warnings
+    assert served.startswith("This command served the target on the drafters' machine.")
+    assert running.startswith("The target's edge is on the drafters' machine.")
+    for warning in warnings:
+        assert ("its pass times are this machine's" in warning) is not bool(stated)
+        assert ("--target-ms" in warning) is not bool(stated)
+        assert "slow each other down" in warning
+
+
+def test_addresses_of_this_machine_and_of_others():
+    own = "127.0.0.1"
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing; the kernel chooses this machine's address
+        own = probe.getsockname()[0]
+    for address in (f"tcp://{own}:7077", "tcp://127.0.0.1:7077", "tcp://localhost:7077"):
+        assert is_this_machine(address)
+    for address in ("tcp://192.0.2.1:7077", "tcp://no-such-name.invalid:7077", "tcp://[::1"):
+        assert not is_this_machine(address)
 
 
 def test_rounds_over_the_wire_accept_what_is_told(pair, edge, device, requests, tmp_path):

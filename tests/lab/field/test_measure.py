@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 from msgspec import structs
 
+from pilotfish import EdgeServer
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.cli import main
 from pilotfish.device_runtime.session import Session
@@ -117,6 +118,38 @@ def test_auto_says_what_it_chose(pair, edge, out, prompts):
         assert answer.protocol_used == answer.choice.protocol
         assert answer.choice.forecasts
         assert answer.choice.reason
+
+
+def test_the_default_matrix_has_every_way_to_answer_once(pair, edge, out, tmp_path):
+    """Also `ahead`, whatever the windows, and ``auto``."""
+    info = tmp_path / "figures.json"
+    options = ["--repeat", 1, "--warm-up", 0, "--max-tokens", 4, "--json", info]
+    assert measure(pair, edge.endpoint, out, *options) == 0
+    windows = [("greedy", n) for n in (2, 4, 8)] + [("coupled", n) for n in (2, 4, 8)]
+    alone = [("stream", None), ("ahead", None), ("auto", None)]
+    rows = json.loads(info.read_text())
+    assert Counter((row["protocol"], row["window"]) for row in rows) == Counter(windows + alone)
+    result = answers(out)
+    assert len(result) == 9 * 5
+    assert {a.window_used for a in result if a.protocol_used == "ahead"} == {None}
+
+
+def test_an_edge_without_a_default_protocol(pair, out, prompts, tmp_path, capsys, monkeypatch):
+    """The run is measured without it and says so; a protocol that was named is refused."""
+    monkeypatch.setenv("PILOTFISH_PROTOCOLS", "tests.support.without_ahead")
+    with EdgeServer(pair.target, threads=1) as edge:
+        monkeypatch.delenv("PILOTFISH_PROTOCOLS")
+        options = ["--prompts", prompts, "--repeat", 1, "--warm-up", 0, "--max-tokens", 4]
+        assert measure(pair, edge.endpoint, out, *options) == 0
+        told = capsys.readouterr().err
+        named = tmp_path / "named.pilotfish"
+        assert measure(pair, edge.endpoint, named, *options, "--protocols", "ahead,stream") == 64
+    left = "greedy, coupled, stream, auto"
+    assert f"The edge does not offer ahead: measuring {left}." in told
+    assert "does not offer protocol ahead" in capsys.readouterr().err
+    with Run.open(out) as run:
+        assert run.facts.settings.protocols == tuple(left.split(", "))
+    assert not has_begun(named)
 
 
 def test_local_alone_needs_no_edge(pair, out, prompts, capsys):

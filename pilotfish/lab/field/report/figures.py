@@ -2,9 +2,9 @@
 
 In: finished answers with their rounds. Out: medians with intervals, stages, bytes, acceptance.
 
-The first round of an answer reads the prompt. So times per token, per round and per stage cover
-only the later rounds, which are called *steady*. All rounds count in the time of the first token,
-the tokens/s of the whole answer, acceptance, tokens per round and bytes.
+The first round of an answer reads the prompt. So tokens/s (`field.token_speed`) and the times per
+token, per round and per stage cover only the later rounds, which are called *steady*. All rounds
+count in acceptance, tokens per round and bytes.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +14,12 @@ from typing import Any
 from pilotfish.device_runtime.record import STAGES, Round, acceptance
 from pilotfish.lab.field.axes import applied_to
 from pilotfish.lab.field.run import Answer, Configuration
+from pilotfish.lab.field.token_speed import (
+    committed_tokens,
+    steady_rounds,
+    steady_token_s,
+    tokens_per_s,
+)
 from pilotfish.lab.statistics import PositionCounts, Spread, positions, spread
 from pilotfish.wire.protocols import (
     PROTOCOL_REGISTRY,
@@ -30,8 +36,9 @@ from pilotfish.wire.protocols import (
 class Figures:
     """The results of one configuration. Bytes are the sizes of the frames that ZeroMQ gets.
 
-    comm_ms: T_comm, the mean ms of a steady round on the link, both ways. speedup: tokens/s divided
-    by those of `stream` over the same link with the same sampling; None without such answers.
+    comm_ms: T_comm, the mean ms of a steady round on the link, both ways. tokens_per_s: of the
+    median of token_ms. speedup: these tokens/s divided by those of `stream` over the same link with
+    the same sampling; None without such answers.
     n: number of answers. rounds: number of all their rounds. round_ms: spread over steady rounds;
     each other `Spread` is over answers. notes: share of each counter, by name; None if the protocol
     does not have the counter. asked: share of rounds in which the edge requested hidden states;
@@ -45,7 +52,7 @@ class Figures:
     rounds: int
     token_ms: Spread | None
     round_ms: Spread | None
-    tokens_per_s: Spread | None
+    tokens_per_s: float | None
     first_token_ms: Spread | None
     joules_per_token: Spread | None
     acceptance: float | None
@@ -63,16 +70,10 @@ class Figures:
     positions: list[PositionCounts]
 
 
-def steady_rounds(answer: Answer) -> list[Round]:
-    """Return the rounds after the first round, which reads the prompt."""
-    return answer.rounds[1:]
-
-
 def steady_token_ms(answer: Answer) -> float | None:
     """Compute the ms per committed token of an answer's steady rounds; None if it has none."""
-    rounds = steady_rounds(answer)
-    tokens = _tokens(rounds)
-    return sum(r.timings.total for r in rounds) * 1e3 / tokens if tokens else None
+    token_s = steady_token_s(answer)
+    return None if token_s is None else token_s * 1e3
 
 
 def figures(answers: Sequence[Answer]) -> list[Figures]:
@@ -92,10 +93,10 @@ def figures(answers: Sequence[Answer]) -> list[Figures]:
 
 
 def _speedup(measured: Figures, streamed: Figures | None) -> float | None:
-    """Return the ratio of the median tokens/s of whole answers."""
+    """Return the ratio of the tokens/s."""
     if streamed is None or streamed.tokens_per_s is None or measured.tokens_per_s is None:
         return None
-    return measured.tokens_per_s.median / streamed.tokens_per_s.median
+    return measured.tokens_per_s / streamed.tokens_per_s
 
 
 def protocols_of(all_figures: Sequence[Figures]) -> list[str]:
@@ -136,14 +137,15 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
     drafted = [round_ for round_ in rounds if round_.window]
     inquiring = [round_ for round_ in drafted if _may_request_states(round_.protocol)]
     after_prompt = [round_ for answer in answers for round_ in steady_rounds(answer)]
-    tokens = _tokens(rounds)
+    tokens = committed_tokens(rounds)
+    token_ms = _spread_over(answers, steady_token_ms)
     return Figures(
         configuration=configuration,
         n=len(answers),
         rounds=len(rounds),
-        token_ms=_spread_over(answers, steady_token_ms),
+        token_ms=token_ms,
         round_ms=spread([r.timings.total * 1e3 for r in after_prompt], independent=False),
-        tokens_per_s=_spread_over(answers, lambda a: a.tokens / a.total_s if a.total_s else None),
+        tokens_per_s=tokens_per_s(token_ms.median * 1e-3 if token_ms else None),
         first_token_ms=_spread_over(answers, lambda a: a.first_token_s * 1e3),
         joules_per_token=_spread_over(answers, _joules_per_token),
         acceptance=acceptance(drafted) if drafted else None,
@@ -172,7 +174,7 @@ def counters_with_values(all_figures: Sequence[Figures]) -> list[RoundCounter]:
 
 def _stages_ms(rounds: Sequence[Round]) -> dict[str, float]:
     """Compute the mean ms of each stage per committed token; means, unlike medians, add up."""
-    tokens = _tokens(rounds)
+    tokens = committed_tokens(rounds)
     if not tokens:
         return {}
     return {
@@ -214,10 +216,6 @@ def _share(part: int, whole: int) -> float | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def _tokens(rounds: Sequence[Round]) -> int:
-    return sum(len(round_.tokens) for round_ in rounds)
 
 
 def flatten(values: dict[str, Any]) -> dict[str, Any]:

@@ -111,11 +111,11 @@ def hindsight(answers: Sequence[Answer]) -> Hindsight | None:
 
 
 def _configuration(protocol: str, window: int, point: Point) -> Configuration:
-    """Return the configuration of a choice; a window of 0 means that there is no window.
+    """Return the configuration of a choice, without its hints: `ahead` is one configuration.
 
     point: the varied options of the answer under ``auto``.
     """
-    return Configuration(protocol, window or None, applied_to(protocol, point))
+    return Configuration.of(protocol, window, applied_to(protocol, point))
 
 
 def _forecast_ms(choice: Choice, point: Point) -> dict[Configuration, float]:

@@ -61,7 +61,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
     ("ms per round", "p95", _p95(lambda f: f.round_ms)),
     ("first token, ms", "median", _median(lambda f: f.first_token_ms, 0)),
     ("first token, ms", "p95", _p95(lambda f: f.first_token_ms, 0)),
-    ("answer", "tokens/s", _median(lambda f: f.tokens_per_s)),
+    ("after it", "tokens/s", lambda f: number(f.tokens_per_s)),
     ("", "α", lambda f: number(f.acceptance, 2)),
     ("", "tokens per round", lambda f: number(f.tokens_per_round, 2)),
     ("bytes per token", "up", lambda f: number(f.up_bytes_per_token)),
