@@ -1,4 +1,4 @@
-"""``pilotfish field``: measure latency, compare drafters, report, replay runs, plot papers."""
+"""``pilotfish field``: measure latency, compare drafters, and report, replay and export runs."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -6,14 +6,14 @@ from importlib import import_module
 from pilotfish.cli import named_in
 from pilotfish.cli.options import Commands, choices_of
 
-_ACTIONS = ("measure", "compare", "report", "replay", "paper")
+_ACTIONS = ("measure", "compare", "report", "replay", "export", "paper")
 
 
 def add_to(commands: Commands, arguments: Sequence[str] = ()) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "field",
-        help="measure latency, compare drafters, write reports, replay runs",
+        help="measure latency, compare drafters, write reports, replay and export runs",
         description="Measurements over real links, and their evaluation.",
     )
     actions = choices_of(parser)
