@@ -52,8 +52,8 @@ def watched(tmp_path_factory):
     """A run file with what a watch writes; the wall clock jumps by an hour after the probe."""
     path = tmp_path_factory.mktemp("watched") / "walk.pilotfish"
     rounds = [chain(4, 1), chain(4, 2, notes={"forgiven": 1})]
-    one = answer(rounds, clock_s=10.0, started_unix_s=1.8e9 + 10, link=linked(rtt=0.02))
-    recorded(path, [one], device="van")
+    measured = answer(rounds, clock_s=10.0, started_unix_s=1.8e9 + 10, link=linked(rtt=0.02))
+    recorded(path, [measured], device="van")
     with Recorder.resume(path) as recorder:
         recorder.add_probe(
             Probe(
@@ -168,8 +168,8 @@ def test_the_documented_columns_are_those_of_the_tables():
 @pytest.mark.parametrize("version", LATER)
 def test_every_older_format_is_exported(tmp_path, version):
     """Its files lack columns and tables, and so these values are missing."""
-    one = answer([chain(4, 1), chain(4, 2)], link=linked(rtt=0.02))
-    path = recorded(tmp_path / "old.pilotfish", [one])
+    measured = answer([chain(4, 1), chain(4, 2)], link=linked(rtt=0.02))
+    path = recorded(tmp_path / "old.pilotfish", [measured])
     as_format(version, path)
     tables = exported(tmp_path / "tables", "parquet", path)
     assert [table.num_rows for table in tables.values()] == [1, 2, 0, 0, 0]

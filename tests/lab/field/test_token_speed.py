@@ -38,14 +38,14 @@ def speeds(pair, address, folder):
     prompts, run = folder / "prompts.txt", folder / "run.pilotfish"
     prompts.write_text(PROMPTS)
     paths = [folder / f"{name}.json" for name in ("measured", "replayed", "compared")]
-    asked = ["--prompts", prompts, "--max-tokens", TOKENS]
+    answering = ["--prompts", prompts, "--max-tokens", TOKENS]
     options = ["--protocols", "greedy,stream", "--windows", WINDOW, "--repeat", 1]
     options += ["--rtt", RTT_MS, "--json", paths[0]]
-    assert measure(pair, address, run, *asked, *options) == 0
+    assert measure(pair, address, run, *answering, *options) == 0
     replaying = [str(run), "--link", f"rtt={RTT_MS}ms", "--json", str(paths[1])]
     assert main(["field", "replay", *replaying]) == 0
     options = [pair.draft, "--target", address, "--threads", 1, "--rtt", f"{RTT_MS}ms"]
-    options += [*asked, "--json", paths[2]]
+    options += [*answering, "--json", paths[2]]
     assert main(["field", "compare", *map(str, options)]) == 0
     return [json.loads(path.read_text()) for path in paths]
 

@@ -55,12 +55,12 @@ def _link() -> Iterator[Column]:
         yield Column(f"link_{name}_samples", "integer")
 
 
-def _whose(key: str) -> list[Column]:
+def _identity(key: str) -> list[Column]:
     return [*columns("text", "run device"), Column(key, "integer")]
 
 
 ANSWERS = [
-    *_whose("answer"),
+    *_identity("answer"),
     *_moment(),
     *columns("text", "configuration protocol"),
     *columns("integer", "window"),
@@ -86,7 +86,7 @@ ANSWERS = [
     *_link(),
 ]
 ROUNDS = [
-    *_whose("answer"),
+    *_identity("answer"),
     *columns("integer", "round"),
     *columns("time", "time_utc"),
     *columns("number", "unix_s at_s"),
@@ -100,13 +100,13 @@ ROUNDS = [
     *columns("text", "notes"),
 ]
 RTTS = [
-    *_whose("answer"),
+    *_identity("answer"),
     *columns("integer", "probe number"),
     *columns("time", "time_utc"),
     *columns("number", "unix_s at_s rtt_s"),
 ]
 PROBES = [
-    *_whose("probe"),
+    *_identity("probe"),
     *_moment(),
     *columns("number", "took_s"),
     *columns("integer", "pings lost"),
@@ -120,7 +120,12 @@ PROBES = [
     *(Column(f"position_{with_unit(name, unit)}", "number") for name, unit in POSITION.items()),
     *_link(),
 ]
-OUTAGES = [*_whose("outage"), *_moment("began_"), *_moment("ended_"), *columns("number", "took_s")]
+OUTAGES = [
+    *_identity("outage"),
+    *_moment("began_"),
+    *_moment("ended_"),
+    *columns("number", "took_s"),
+]
 OUTAGES += columns("text", "reason")
 
 TABLES = {

@@ -31,7 +31,7 @@ class RunRows:
 
     def __init__(self, run: Run, name: str) -> None:
         self._run = run
-        self._whose = {"run": name, "device": run.facts.device}
+        self._names_of_run = {"run": name, "device": run.facts.device}
         moments = np.array(run.moments()).reshape(-1, 2)
         self._clock_s = moments[:, 0]
         self._unix_s = on_wall_clock(moments[:, 0].tolist(), moments[:, 1].tolist()).unix_s
@@ -39,7 +39,7 @@ class RunRows:
     def __iter__(self) -> Iterator[tuple[str, Row]]:
         """Yield each row with its table's name; raise `RunFileError` for impossible values."""
         for table, row in self._rows():
-            yield table, {**self._whose, **row}
+            yield table, {**self._names_of_run, **row}
 
     def _rows(self) -> Iterator[tuple[str, Row]]:
         for answer in self._run.answers(warm_up=True, finished=False):
