@@ -1,4 +1,4 @@
-"""``pilotfish field``: measure latency, watch links, compare drafters, report, replay, plot."""
+"""``pilotfish field``: measure latency, watch links, load edges; report, replay and export runs."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -7,14 +7,14 @@ from pilotfish.cli import named_in
 from pilotfish.cli.configuration import ConfiguredParser
 from pilotfish.cli.options import Commands, choices_as
 
-_ACTIONS = ("measure", "watch", "compare", "report", "replay", "paper")
+_ACTIONS = ("measure", "watch", "compare", "report", "replay", "export", "paper")
 
 
 def add_to(commands: Commands, arguments: Sequence[str] = ()) -> None:
     """Register the command."""
     parser = commands.add_parser(
         "field",
-        help="measure latency, watch a link, compare drafters, write reports, replay runs",
+        help="measure latency, watch links, load an edge, compare drafters, write reports",
         description="Measurements over real links, and their evaluation.",
     )
     actions = choices_as(ConfiguredParser, parser)

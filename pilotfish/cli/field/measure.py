@@ -154,14 +154,15 @@ def _measure(
 
 def _offered(settings: MatrixSettings, edge: Welcome) -> MatrixSettings:
     """Return the settings without the protocols that the edge does not offer; name these."""
-    kept, missing = matrix.offered(settings, edge)
+    reduced, missing = matrix.offered(settings, edge)
+    others = ", ".join(reduced.protocols)
     if missing:
         Console(stderr=True, highlight=False).print(
-            f"The edge does not offer {', '.join(missing)}: measuring {', '.join(kept.protocols)}.",
+            f"The edge does not offer {', '.join(missing)}: measuring {others}.",
             markup=False,
             soft_wrap=True,
         )
-    return kept
+    return reduced
 
 
 def _open(

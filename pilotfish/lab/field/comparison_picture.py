@@ -13,18 +13,19 @@ from pilotfish.lab.field.resampling import Estimate
 
 _INCHES = (4.8, 8.0)
 _LETTERS = 34
-_TITLE_LETTERS = 62
+_CAPTION_LETTERS = 56
 _XLABELS = ("accepted drafts right before it", "k, drafts in a row", "RTT (ms)")
-_YLABELS = ("α at this depth", "S(k), share of runs", "tokens/s after the first round")
+_YLABELS = ("α at this depth", "S(k), share of runs", "tokens/s after\nthe first round")
 _APART = 0.06  # horizontal distance (data units) between drafters' marks, so that none is hidden
 
 
 def draw(path: Path, comparison: DrafterComparison) -> None:
     """Draw a comparison into a PNG file."""
-    title = f"Drafters for one target (n = {comparison.prompts} prompts, bars: 95 % intervals)"
+    title = f"Drafters for one target\n(n = {comparison.prompts} prompts, bars: 95 % intervals)"
+    xlabels = list(_XLABELS)
     if comparison.warning:
-        title += "\n" + fill(comparison.warning, _TITLE_LETTERS)
-    with panels(path, title, _XLABELS, _YLABELS, _INCHES) as (depths, runs, speeds):
+        xlabels[-1] += "\n\n" + fill(comparison.warning, _CAPTION_LETTERS)
+    with panels(path, title, xlabels, _YLABELS, _INCHES) as (depths, runs, speeds):
         styles = PlotStyle(figures.name for figures in comparison.drafters)
         for index, figures in enumerate(comparison.drafters):
             style = {

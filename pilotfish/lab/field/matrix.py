@@ -151,8 +151,8 @@ def check(settings: MatrixSettings) -> None:
 def offered(settings: MatrixSettings, edge: Welcome) -> tuple[MatrixSettings, list[str]]:
     """Return the settings with those protocols that the edge offers, and the other protocols."""
     missing = [p for p in settings.protocols if p not in (*edge.protocols, LOCAL, AUTO)]
-    kept = tuple(p for p in settings.protocols if p not in missing)
-    return structs.replace(settings, protocols=kept), missing
+    protocols = tuple(p for p in settings.protocols if p not in missing)
+    return structs.replace(settings, protocols=protocols), missing
 
 
 def check_edge(settings: MatrixSettings, edge: Welcome, vocab_size: int) -> None:

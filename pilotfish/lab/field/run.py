@@ -319,15 +319,18 @@ class Run:
         """
         condition = "(finished OR ?) AND (NOT warm_up OR ?)"
         with reporting_damage(self.path):
-            rows = self._database.execute(
-                f"SELECT {', '.join(self._answer_columns)} FROM answers WHERE {condition} "
-                "ORDER BY id",
-                (not finished, warm_up),
+            # ids alone, since a month's watch would not fit into memory
+            ids = self._database.execute(
+                f"SELECT id FROM answers WHERE {condition} ORDER BY id", (not finished, warm_up)
             ).fetchall()
-        for row in rows:
+        for (id_,) in ids:
             with reporting_damage(self.path):
-                answer = self._answer(row)
-            yield answer
+                row = self._database.execute(
+                    f"SELECT {', '.join(self._answer_columns)} FROM answers WHERE id = ?", (id_,)
+                ).fetchone()
+                answer = None if row is None else self._answer(row)
+            if answer is not None:  # a watch that goes on may have deleted it
+                yield answer
 
     def _answer(self, row: sqlite3.Row) -> Answer:
         values = {name: row[name] for name in row.keys()}  # noqa: SIM118  # a Row iterates its values
@@ -375,6 +378,23 @@ class Run:
             with reporting_damage(self.path):
                 outage = msgspec.convert(dict(row), Outage)
             yield outage
+
+    def moments(self) -> list[tuple[float, float]]:
+        """Return the times of all rows by the run's clock, ascending, and by the wall clock.
+
+        Files of old formats have no run's clock, so the list is empty.
+        """
+        if not self._has_link_tables:
+            return []
+        with reporting_damage(self.path):
+            rows = self._database.execute(
+                "SELECT clock_s, started_unix_s FROM answers WHERE clock_s IS NOT NULL "
+                "UNION ALL SELECT clock_s, began_unix_s FROM probes "
+                "UNION ALL SELECT began_clock_s, began_unix_s FROM outages "
+                "UNION ALL SELECT ended_clock_s, ended_unix_s FROM outages "
+                "WHERE ended_clock_s IS NOT NULL ORDER BY 1"
+            ).fetchall()
+            return [msgspec.convert(tuple(row), tuple[float, float]) for row in rows]
 
     def last_moment(self) -> Moment:
         """Return the moment of the newest row, or of the last start, by all clocks."""

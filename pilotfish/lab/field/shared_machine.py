@@ -17,10 +17,10 @@ def is_this_machine(address: str) -> bool:
     if is_loopback(address):
         return True
     try:
-        found = socket.getaddrinfo(urlsplit(address).hostname, None, type=socket.SOCK_DGRAM)
+        addresses = socket.getaddrinfo(urlsplit(address).hostname, None, type=socket.SOCK_DGRAM)
     except (OSError, ValueError):
         return False
-    return any(_is_own(family, where) for family, _, _, _, where in found)
+    return any(_is_own(family, where) for family, _, _, _, where in addresses)
 
 
 def _is_own(family: int, where: tuple[object, ...]) -> bool:

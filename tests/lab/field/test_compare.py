@@ -88,11 +88,11 @@ def test_one_machine_for_drafter_and_target_is_warned_of(
 
 
 def test_addresses_of_this_machine_and_of_others():
-    own = "127.0.0.1"
+    host = "127.0.0.1"
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # sends nothing; the kernel chooses this machine's address
-        own = probe.getsockname()[0]
-    for address in (f"tcp://{own}:7077", "tcp://127.0.0.1:7077", "tcp://localhost:7077"):
+        host = probe.getsockname()[0]
+    for address in (f"tcp://{host}:7077", "tcp://127.0.0.1:7077", "tcp://localhost:7077"):
         assert is_this_machine(address)
     for address in ("tcp://192.0.2.1:7077", "tcp://no-such-name.invalid:7077", "tcp://[::1"):
         assert not is_this_machine(address)

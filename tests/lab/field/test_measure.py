@@ -141,11 +141,11 @@ def test_an_edge_without_a_default_protocol(pair, out, prompts, tmp_path, capsys
         monkeypatch.delenv("PILOTFISH_PROTOCOLS")
         options = ["--prompts", prompts, "--repeat", 1, "--warm-up", 0, "--max-tokens", 4]
         assert measure(pair, edge.endpoint, out, *options) == 0
-        told = capsys.readouterr().err
+        notice = capsys.readouterr().err
         named = tmp_path / "named.pilotfish"
         assert measure(pair, edge.endpoint, named, *options, "--protocols", "ahead,stream") == 64
     left = "greedy, coupled, stream, auto"
-    assert f"The edge does not offer ahead: measuring {left}." in told
+    assert f"The edge does not offer ahead: measuring {left}." in notice
     assert "does not offer protocol ahead" in capsys.readouterr().err
     with Run.open(out) as run:
         assert run.facts.settings.protocols == tuple(left.split(", "))

@@ -234,9 +234,13 @@ def test_ahead_is_one_thing_whatever_the_windows_of_the_run(tmp_path):
     ahead = [each for each in figures(read) if each.configuration.protocol == "ahead"]
     assert [(str(each.configuration), each.n) for each in ahead] == [("ahead", 4)]
     assert list(by_series(figures(read))) == ["ahead", "auto"]
-    told = {str(each.configuration): each for each in hindsight(read).alternatives}
-    assert list(told) == ["ahead", "stream"]
-    assert (told["ahead"].chosen, told["ahead"].fixed.n, told["ahead"].forecasts) == (1, 4, 1)
+    choices = {str(each.configuration): each for each in hindsight(read).alternatives}
+    assert list(choices) == ["ahead", "stream"]
+    assert (choices["ahead"].chosen, choices["ahead"].fixed.n, choices["ahead"].forecasts) == (
+        1,
+        4,
+        1,
+    )
     with Recorder.resume(path) as recorder:
         cells = {
             cell for cell in recorder.finished_cells() if cell.configuration.protocol == "ahead"

@@ -1,0 +1,1 @@
+"""Export run files as tables for other programs (`field export`)."""
