@@ -45,7 +45,11 @@ def choices_over_time(
             mine = protocols == protocol
             spans = list(zip(begins[mine], (ends - begins)[mine], strict=True))
             axes.broken_barh(
-                spans, (row - 0.38, 0.76), facecolors=styles.colour_of(protocol), linewidth=0
+                spans,
+                (row - 0.38, 0.76),
+                facecolors=styles.colour_of(protocol),
+                linewidth=0,
+                snap=False,
             )
         names = [f"{protocol}\n{100 * share:.0f} %" for protocol, share in shares.items()]
         axes.set_yticks(range(len(shares)), names)
