@@ -24,7 +24,7 @@ def choices_over_time(
         return None
     what, unit = "auto's choices over time", "answers"
     selection = select({"": len(chosen)})
-    if not selection.kept:
+    if not selection.drawn:
         return few_only(run, what, selection, unit)
     shares = choice_shares(answers)
     begins = history.answers_s[[at for at, _ in chosen]]
@@ -59,11 +59,11 @@ def choices_over_time(
         if history.outages or history.pauses:
             legend_below(axes)
 
-    told = ", ".join(f"{protocol} {100 * share:.0f} %" for protocol, share in shares.items())
+    texts = ", ".join(f"{protocol} {100 * share:.0f} %" for protocol, share in shares.items())
     return Plot(
         run=run,
         what=what,
-        finding=f"auto chose {told}",
+        finding=f"auto chose {texts}",
         n=f"n = {len(chosen):,} answers",
         selection=selection,
         unit=unit,

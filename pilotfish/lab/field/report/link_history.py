@@ -115,10 +115,10 @@ class LinkHistory:
         A probe's transfer counts before the device's estimate.
         """
         nothing = samples([], [])
-        found = self.goodput.get(name, nothing), self.bounds.get(name, nothing)
-        if not any(map(len, found)):
-            found = self.estimates.get(name, nothing), nothing
-        return found if any(map(len, found)) else None
+        values = self.goodput.get(name, nothing), self.bounds.get(name, nothing)
+        if not any(map(len, values)):
+            values = self.estimates.get(name, nothing), nothing
+        return values if any(map(len, values)) else None
 
     @property
     def unmeasured(self) -> list[str]:
@@ -254,12 +254,12 @@ def _rtts(
             [1e3 * sample.rtt_s for answer in counted for sample in answer.rtts],
         ),
     }
-    found = {source: each for source, each in sources.items() if len(each)}
-    if not found:
+    values = {source: each for source, each in sources.items() if len(each)}
+    if not values:
         estimates = dict(_estimates(counted, at_answers, probes, at_probes))
         if "RTT" in estimates:
-            found["estimates at begins of answers"] = estimates["RTT"]
-    return found
+            values["estimates at begins of answers"] = estimates["RTT"]
+    return values
 
 
 def _estimates(
@@ -275,33 +275,33 @@ def _estimates(
     ]
     for name, (field, _, si) in QUANTITIES.items():
         readings = [(at, getattr(state, field)) for at, state in states if state is not None]
-        found = [(at, reading.value / si) for at, reading in readings if reading is not None]
+        values = [(at, reading.value / si) for at, reading in readings if reading is not None]
         if name == "signal":
-            found = _signals(probes, at_probes) or found
-        if found:
-            yield name, samples(*zip(*found, strict=True))
+            values = _signals(probes, at_probes) or values
+        if values:
+            yield name, samples(*zip(*values, strict=True))
 
 
 def _signals(probes: Sequence[Probe], at_probes: Array) -> list[tuple[float, float]]:
-    """Return time and dBm of each probe whose radio told its signal."""
-    told = [
+    """Return time and dBm of each probe of which the radio gave a signal."""
+    readings = [
         (at, (probe.signal or {}).get("dbm")) for at, probe in zip(at_probes, probes, strict=True)
     ]
-    return [(float(at), float(dbm)) for at, dbm in told if isinstance(dbm, int | float)]
+    return [(float(at), float(dbm)) for at, dbm in readings if isinstance(dbm, int | float)]
 
 
 def _goodput(probes: Sequence[Probe], at_probes: Array, *, bound: bool) -> dict[str, Samples]:
     """Return the goodput of the probes in Mbit/s; bound: whether to return the bounds instead."""
-    found = {}
+    values = {}
     for name, way in (("goodput up", "up"), ("goodput down", "down")):
-        told = [
+        readings = [
             (at, getattr(probe, f"{way}_bps") / 1e6)
             for at, probe in zip(at_probes, probes, strict=True)
             if getattr(probe, f"{way}_bps") is not None and getattr(probe, f"{way}_bound") == bound
         ]
-        if told:
-            found[name] = samples(*zip(*told, strict=True))
-    return found
+        if readings:
+            values[name] = samples(*zip(*readings, strict=True))
+    return values
 
 
 def _traffic(counted: Sequence[Answer], probes: Sequence[Probe]) -> Traffic:
