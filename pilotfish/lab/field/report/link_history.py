@@ -12,9 +12,10 @@ from typing import TypeAlias
 import numpy as np
 
 from pilotfish.lab.field.link_rows import Outage, Probe
+from pilotfish.lab.field.report.row_times import RowTimes
 from pilotfish.lab.field.report.samples import Array, Samples, samples
 from pilotfish.lab.field.run import Answer, Facts, Watch
-from pilotfish.lab.field.run_clock import ClockStep, on_wall_clock
+from pilotfish.lab.field.run_clock import ClockStep
 from pilotfish.wire.link.state import LinkState
 
 Series: TypeAlias = tuple[Samples, Samples]  # measured values, and lower bounds
@@ -143,7 +144,7 @@ def history(
     outages: Sequence[Outage],
 ) -> LinkHistory:
     """Put the rows of a run on one wall clock. every: all answers. counted: those that count."""
-    clock = _Clock(every, probes, outages)
+    clock = RowTimes(every, probes, outages)
     began = {answer.id: float(at) for answer, at in zip(every, clock.answers, strict=True)}
     at_answers = np.array([began[answer.id] for answer in counted], np.float64)
     spans = np.array(
@@ -197,40 +198,6 @@ def _end_of_slot(watch: Watch, first_s: float, round_s: float) -> float:
     """Return the end of the slot of a watch's last round, which began at ``round_s``."""
     until_s = np.inf if watch.for_s is None else first_s + watch.for_s
     return float(min(round_s + watch.every_s, until_s))
-
-
-class _Clock:
-    """Times of all rows by the wall clock: of answers, of probes, begin and end of outages.
-
-    Answers of old files have no time by the run's clock; theirs are what the wall clock said.
-    """
-
-    def __init__(
-        self, every: Sequence[Answer], probes: Sequence[Probe], outages: Sequence[Outage]
-    ) -> None:
-        pairs = np.array(
-            [
-                *((answer.clock_s, answer.started_unix_s) for answer in every),
-                *((probe.clock_s, probe.began_unix_s) for probe in probes),
-                *((outage.began_clock_s, outage.began_unix_s) for outage in outages),
-                *((outage.ended_clock_s, outage.ended_unix_s) for outage in outages),
-            ],
-            np.float64,
-        ).reshape(-1, 2)
-        known = np.flatnonzero(~np.isnan(pairs).any(axis=1))
-        known = known[np.argsort(pairs[known, 0], kind="stable")]
-        wall = on_wall_clock(*pairs[known].T)
-        at = pairs[:, 1].copy()
-        at[known] = wall.unix_s
-        offset = wall.unix_s[0] - pairs[known[0], 0] if len(known) else 0.0
-        self.answers, self.probes, begins, ends = np.split(
-            at, np.cumsum([len(every), len(probes), len(outages)])
-        )
-        # an outage without an end is as long as the file tells, at least until it began
-        self.outages = np.stack([begins, np.where(np.isnan(ends), begins, ends)], axis=1)
-        self.steps = [
-            ClockStep(clock_s=step.clock_s + float(offset), by_s=step.by_s) for step in wall.steps
-        ]
 
 
 def _pauses(spans: Array, longest_s: float) -> list[tuple[float, float]]:
