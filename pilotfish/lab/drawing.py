@@ -82,17 +82,17 @@ def panels(
     ylabels: Sequence[str],
     inches: tuple[float, float] = INCHES,
     *,
-    beside: bool = False,
+    side_by_side: bool = False,
 ) -> Iterator[list[Axes]]:
     """Yield axes, one for each of ``ylabels``; otherwise do the same as `plot`.
 
-    xlabel: one label, if all axes share the x axis; otherwise a label for each. beside: whether the
-    axes are side by side, not stacked.
+    xlabel: one label, if all axes share the x axis; otherwise a label for each. side_by_side:
+    whether the axes are side by side, not stacked.
     """
     with style.context(_STYLE):
         figure = Figure(figsize=inches, dpi=DPI)
         FigureCanvasAgg(figure)
-        rows, columns = (1, len(ylabels)) if beside else (len(ylabels), 1)
+        rows, columns = (1, len(ylabels)) if side_by_side else (len(ylabels), 1)
         axes: list[Axes] = list(
             figure.subplots(rows, columns, sharex=isinstance(xlabel, str), squeeze=False).flat
         )

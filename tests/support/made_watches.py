@@ -149,8 +149,8 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="jetson-north")
     parser.add_argument("--slow", type=float, default=1.0)
-    given = parser.parse_args()
-    slots = round(given.days * 288)
-    recorded_watch(given.out, slots, seed=given.seed, device=given.device, slow=given.slow,
+    options = parser.parse_args()
+    slots = round(options.days * 288)
+    recorded_watch(options.out, slots, seed=options.seed, device=options.device, slow=options.slow,
                    away=[(100, 112)], off=[(200, 206)], steps=[(60, 3600.0), (64, -3600.0)],
                    )  # fmt: skip

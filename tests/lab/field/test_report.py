@@ -70,9 +70,7 @@ def test_pictures_group_by_the_varied_options_and_have_few_groups(tmp_path):
     """A line for each protocol and K, and a part of the lines in each picture."""
     several = 2 * MOST_SERIES - 3
     varied = [
-        answer(
-            [chain(w, 1)] * 10, window=w, protocol="tslt", point=(("draft_top_k", k),), prompt=w
-        )
+        answer([chain(w, 1)] * 10, window=w, protocol="tslt", point=(("draft_top_k", k),), prompt=w)
         for k in range(several)
         for w in (2, 4)
     ]

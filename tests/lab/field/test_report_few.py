@@ -92,22 +92,22 @@ def test_every_kind_of_picture_is_tried():
     assert set(KINDS) == {kind.name for kind in fields(Gallery)}
 
 
-@pytest.mark.parametrize("which", sorted({KINDS[kind] for kind in KINDS}, key=str))
-def test_nothing_is_drawn_of_too_few_points(tmp_path, which):
-    kinds = [kind for kind, made in KINDS.items() if made == which]
-    measured, few = gallery_of(tmp_path, *which, ENOUGH - 1)
+@pytest.mark.parametrize("case", sorted({KINDS[kind] for kind in KINDS}, key=str))
+def test_nothing_is_drawn_of_too_few_points(tmp_path, case):
+    kinds = [kind for kind, made in KINDS.items() if made == case]
+    measured, few = gallery_of(tmp_path, *case, ENOUGH - 1)
     for kind in kinds:
-        shown = getattr(few, kind)
-        assert shown.pictures == [], kind
-        assert all("19" in words and "needs 20" in words for words in shown.few), kind
-        assert shown.few, kind
-        assert all(words.replace("'", "&#39;") in page(measured, few) for words in shown.few)
-    _, enough = gallery_of(tmp_path, *which, ENOUGH)
+        drawn = getattr(few, kind)
+        assert drawn.pictures == [], kind
+        assert all("19" in words and "needs 20" in words for words in drawn.few), kind
+        assert drawn.few, kind
+        assert all(words.replace("'", "&#39;") in page(measured, few) for words in drawn.few)
+    _, enough = gallery_of(tmp_path, *case, ENOUGH)
     for kind in kinds:
-        shown = getattr(enough, kind)
-        assert len(shown.pictures) == 1, kind
-        assert shown.few == [], kind
-        (picture,) = shown.pictures
+        drawn = getattr(enough, kind)
+        assert len(drawn.pictures) == 1, kind
+        assert drawn.few == [], kind
+        (picture,) = drawn.pictures
         assert picture.path.read_bytes()[:4] == picture.narrow.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -115,10 +115,10 @@ def test_a_line_of_too_few_points_is_left_out_of_its_picture(tmp_path):
     answers = [answer([chain(2, 1)] * 3, window=2, repeat=i) for i in range(25)]
     answers += [answer([chain(0, 0, protocol="stream")] * 3, protocol="stream", window=None)]
     run = read_run(recorded(tmp_path / "x.pilotfish", answers))
-    shown = draw([run], tmp_path).distribution
-    (picture,) = shown.pictures
+    drawn = draw([run], tmp_path).distribution
+    (picture,) = drawn.pictures
     assert "a line for each of greedy γ=2;" in picture.alt
-    assert shown.few == [
+    assert drawn.few == [
         "x: the distribution over answers: not drawn for stream (1 answers); a line needs 20."
     ]
 

@@ -45,7 +45,7 @@ def south(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def shown(north, tmp_path_factory):
+def report(north, tmp_path_factory):
     """The report of the watch: its folder, and its values."""
     folder = tmp_path_factory.mktemp("report")
     values = folder / "values.json"
@@ -53,8 +53,8 @@ def shown(north, tmp_path_factory):
     return folder, json.loads(values.read_text())["runs"][0]
 
 
-def test_the_values_are_what_was_done(north, shown):
-    _, run = shown
+def test_the_values_are_what_was_done(north, report):
+    _, run = report
     link, (outage,) = run["link"], run["link"]["outages"]
     done = SLOTS - (AWAY[1] - AWAY[0] - 1) - (OFF[1] - OFF[0] - 1)
     assert (link["rounds"], link["slots"]) == (done, SLOTS)
@@ -82,8 +82,8 @@ def test_the_values_are_what_was_done(north, shown):
     assert link["bytes"]["probes"] == [400_000 * done, 900_000 * done]
 
 
-def test_the_page_tells_it(shown):
-    folder, run = shown
+def test_the_page_tells_it(report):
+    folder, run = report
     page = page_of(folder)
     text = " ".join("".join(page.text).split())
     share = 100 * run["choices"]["ahead"]
@@ -184,8 +184,8 @@ def test_columns_have_the_extremes_and_the_median():
     for at, middle in enumerate(columns.unix_s):
         inside = made.values[(made.unix_s // 10) == at]
         assert middle == pytest.approx(10 * at + 5)
-        found = (columns.low[at], columns.median[at], columns.high[at])
-        assert found == (inside.min(), pytest.approx(np.median(inside)), inside.max())
+        column = (columns.low[at], columns.median[at], columns.high[at])
+        assert column == (inside.min(), pytest.approx(np.median(inside)), inside.max())
 
 
 def test_a_line_breaks_at_pauses_and_outages():

@@ -49,7 +49,7 @@ class PlotStyle:
 class Selection:
     """The lines of a plot that have enough points, and the numbers of points of the others."""
 
-    kept: list[str]
+    drawn: list[str]
     few: dict[str, int]
 
 
@@ -60,7 +60,7 @@ def select(points: Mapping[str, int]) -> Selection:
     sure a median is. Each line of a distribution, of shares or over time needs enough points.
     """
     return Selection(
-        kept=[label for label, number in points.items() if number >= FEW],
+        drawn=[label for label, number in points.items() if number >= FEW],
         few={label: number for label, number in points.items() if number < FEW},
     )
 
@@ -72,7 +72,7 @@ class Plot:
     run: name of the run, or what is compared. what: name of the plot, for a sentence. finding, n:
     the rest of the title. selection: lines to draw, counted in ``unit``. xlabel: one label, or one
     for each of ``ylabels``. heights: inches of the wide and of the narrow picture. paint: draws
-    into the axes, one for each of ``ylabels``, and knows whether the picture is wide. beside:
+    into the axes, one for each of ``ylabels``, and knows whether the picture is wide. side_by_side:
     whether the axes of the wide picture are side by side. alt: the plot in words.
     """
 
@@ -87,12 +87,12 @@ class Plot:
     heights: tuple[float, float]
     paint: Callable[[list[Axes], bool], None]
     alt: str
-    beside: bool = False
+    side_by_side: bool = False
 
 
 def few_only(run: str, what: str, selection: Selection, unit: str) -> Plot:
     """Return a plot of which no line has enough points; `draw` says so in words."""
-    assert not selection.kept
+    assert not selection.drawn
     return Plot(
         run=run,
         what=what,
@@ -110,7 +110,7 @@ def few_only(run: str, what: str, selection: Selection, unit: str) -> Plot:
 
 def draw(plot: Plot, path: Path) -> Picture | None:
     """Draw the two pictures of a plot; None if it has no line with enough points."""
-    if not plot.selection.kept:
+    if not plot.selection.drawn:
         return None
     narrow = path.with_name(f"{path.stem}-narrow{path.suffix}")
     for at, wide, width, height in (
@@ -119,8 +119,10 @@ def draw(plot: Plot, path: Path) -> Picture | None:
     ):
         heading = title(plot.run, plot.finding, plot.n, wide=wide)
         inches = (width, height)
-        beside = plot.beside and wide
-        with panels(at, heading, plot.xlabel, plot.ylabels, inches, beside=beside) as axes:
+        side_by_side = plot.side_by_side and wide
+        with panels(
+            at, heading, plot.xlabel, plot.ylabels, inches, side_by_side=side_by_side
+        ) as axes:
             plot.paint(axes, wide)
     return Picture(path=path, alt=f"{plot.alt}; {plot.finding} ({plot.n}).", narrow=narrow)
 

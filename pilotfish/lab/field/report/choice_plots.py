@@ -30,7 +30,7 @@ def alternatives(run: str, hindsight: Hindsight | None) -> Plot | None:
     fixed = [a.fixed.n for a in rows if a.fixed is not None]
     selection = select({"": auto.n + sum(fixed)})
     what, unit = "the comparison of auto with its alternatives", "answers"
-    if not selection.kept:
+    if not selection.drawn:
         return few_only(run, what, selection, unit)
     rows.sort(key=_cost)
     n = f"auto: n = {auto.n} answers"
@@ -117,7 +117,7 @@ def predictions(run: str, hindsight: Hindsight | None) -> Plot | None:
     predicted, measured = zip(*hindsight.predicted, strict=True)
     selection = select({"": len(predicted)})
     what, unit = "auto's predictions", "answers"
-    if not selection.kept:
+    if not selection.drawn:
         return few_only(run, what, selection, unit)
     top = 1.08 * max(*predicted, *measured)
 

@@ -24,7 +24,7 @@ def choices_over_time(
         return None
     what, unit = "auto's choices over time", "answers"
     selection = select({"": len(chosen)})
-    if not selection.kept:
+    if not selection.drawn:
         return few_only(run, what, selection, unit)
     shares = choice_shares(answers)
     begins = history.answers_s[[at for at, _ in chosen]]
@@ -45,7 +45,11 @@ def choices_over_time(
             mine = protocols == protocol
             spans = list(zip(begins[mine], (ends - begins)[mine], strict=True))
             axes.broken_barh(
-                spans, (row - 0.38, 0.76), facecolors=styles.colour_of(protocol), linewidth=0
+                spans,
+                (row - 0.38, 0.76),
+                facecolors=styles.colour_of(protocol),
+                linewidth=0,
+                snap=False,
             )
         names = [f"{protocol}\n{100 * share:.0f} %" for protocol, share in shares.items()]
         axes.set_yticks(range(len(shares)), names)
@@ -55,11 +59,11 @@ def choices_over_time(
         if history.outages or history.pauses:
             legend_below(axes)
 
-    told = ", ".join(f"{protocol} {100 * share:.0f} %" for protocol, share in shares.items())
+    texts = ", ".join(f"{protocol} {100 * share:.0f} %" for protocol, share in shares.items())
     return Plot(
         run=run,
         what=what,
-        finding=f"auto chose {told}",
+        finding=f"auto chose {texts}",
         n=f"n = {len(chosen):,} answers",
         selection=selection,
         unit=unit,

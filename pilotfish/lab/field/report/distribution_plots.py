@@ -34,31 +34,39 @@ def distributions(
         return None
     tokens = measured[MEASURES[0]]
     selection = select({str(each): len(tokens.get(each, ())) for each in best})
-    if not selection.kept:
+    if not selection.drawn:
         return few_only(run, what, selection, unit)
-    kept = [each for each in best if str(each) in selection.kept]
-    panels = {
-        measure: {
-            str(each): values[each] for each in kept if select({"": len(values.get(each, ()))}).kept
-        }
+    configurations = [each for each in best if str(each) in selection.drawn]
+    lines = {
+        measure: select({str(each): len(values[each]) for each in configurations if each in values})
         for measure, values in measured.items()
     }
-    panels = {measure: lines for measure, lines in panels.items() if lines}
-    labels = [str(each) for each in kept]
-    colours = [styles.colour_of(str(each._replace(window=None))) for each in kept]
+    panels = {
+        measure: {
+            str(each): measured[measure][each]
+            for each in configurations
+            if str(each) in lines[measure].drawn
+        }
+        for measure in MEASURES
+    }
+    panels = {measure: curves for measure, curves in panels.items() if curves}
+    for measure, selected in lines.items():
+        selection.few.update({f"{measure.name}, {k}": n for k, n in selected.few.items()})
+    labels = [str(each) for each in configurations]
+    colours = [styles.colour_of(str(each._replace(window=None))) for each in configurations]
 
     def paint(all_axes: list[Axes], wide: bool) -> None:
-        for axes, lines in zip(all_axes, panels.values(), strict=True):
-            draw_distributions(axes, lines, labels, colours)
+        for axes, curves in zip(all_axes, panels.values(), strict=True):
+            draw_distributions(axes, curves, labels, colours)
         legend_below(all_axes[0], legend_shape(labels, wide)[0])
 
-    fastest = min(kept, key=lambda each: float(np.median(tokens[each])))
+    fastest = min(configurations, key=lambda each: float(np.median(tokens[each])))
     slow = float(np.percentile(tokens[fastest], 90))
     return Plot(
         run=run,
         what=what,
         finding=f"90 % of the answers under {fastest} took up to {slow:.1f} ms a token",
-        n=format_counts((len(tokens[each]) for each in kept), "answers a line"),
+        n=format_counts((len(tokens[each]) for each in configurations), "answers a line"),
         selection=selection,
         unit=unit,
         xlabel=[measure.heading for measure in panels],
@@ -67,7 +75,7 @@ def distributions(
         paint=paint,
         alt=f"{run}: the % of answers up to each value, of {', '.join(m.name for m in panels)}, a "
         f"line for each of {', '.join(labels)}",
-        beside=True,
+        side_by_side=True,
     )
 
 
@@ -88,10 +96,10 @@ def compare_distributions(
     selection = select(
         {f"{run} {label}": len(v) for label, lines in panels.items() for run, v in lines.items()}
     )
-    if not selection.kept:
+    if not selection.drawn:
         return few_only("All runs", what, selection, unit)
     drawn = {
-        label: {run: v for run, v in lines.items() if f"{run} {label}" in selection.kept}
+        label: {run: v for run, v in lines.items() if f"{run} {label}" in selection.drawn}
         for label, lines in panels.items()
     }
     drawn = {label: lines for label, lines in drawn.items() if lines}
@@ -115,5 +123,5 @@ def compare_distributions(
         paint=paint,
         alt=f"The % of answers up to each time per token in ms, a panel for each of "
         f"{', '.join(drawn)}, a line for each run: {', '.join(names)}",
-        beside=True,
+        side_by_side=True,
     )

@@ -37,7 +37,7 @@ def latency(run: str, all_figures: Sequence[Figures], styles: PlotStyle) -> Plot
         return None  # without windows there is nothing to compare
     selection = select({"": sum(spread.n for _, spread in measured)})
     what, unit = "latency against window", "answers"
-    if not selection.kept:
+    if not selection.drawn:
         return few_only(run, what, selection, unit)
     series = by_series(f for f, _ in measured)
     legend = legend_shape(list(series))[1]
@@ -130,7 +130,7 @@ def compare_runs(runs: Sequence[tuple[str, Sequence[Figures]]], styles: PlotStyl
         return None
     selection = select({"": sum(spread.n for _, best in measured for _, spread in best)})
     heading, what, unit = "Each protocol at its best window", "the comparison of runs", "answers"
-    if not selection.kept:
+    if not selection.drawn:
         return few_only("All runs", what, selection, unit)
     protocols = protocols_of([f for _, best in measured for f, _ in best])
 

@@ -12,9 +12,10 @@ from typing import TypeAlias
 import numpy as np
 
 from pilotfish.lab.field.link_rows import Outage, Probe
+from pilotfish.lab.field.report.row_times import RowTimes
 from pilotfish.lab.field.report.samples import Array, Samples, samples
 from pilotfish.lab.field.run import Answer, Facts, Watch
-from pilotfish.lab.field.run_clock import ClockStep, on_wall_clock
+from pilotfish.lab.field.run_clock import ClockStep
 from pilotfish.wire.link.state import LinkState
 
 Series: TypeAlias = tuple[Samples, Samples]  # measured values, and lower bounds
@@ -115,10 +116,10 @@ class LinkHistory:
         A probe's transfer counts before the device's estimate.
         """
         nothing = samples([], [])
-        found = self.goodput.get(name, nothing), self.bounds.get(name, nothing)
-        if not any(map(len, found)):
-            found = self.estimates.get(name, nothing), nothing
-        return found if any(map(len, found)) else None
+        values = self.goodput.get(name, nothing), self.bounds.get(name, nothing)
+        if not any(map(len, values)):
+            values = self.estimates.get(name, nothing), nothing
+        return values if any(map(len, values)) else None
 
     @property
     def unmeasured(self) -> list[str]:
@@ -143,7 +144,7 @@ def history(
     outages: Sequence[Outage],
 ) -> LinkHistory:
     """Put the rows of a run on one wall clock. every: all answers. counted: those that count."""
-    clock = _Clock(every, probes, outages)
+    clock = RowTimes(every, probes, outages)
     began = {answer.id: float(at) for answer, at in zip(every, clock.answers, strict=True)}
     at_answers = np.array([began[answer.id] for answer in counted], np.float64)
     spans = np.array(
@@ -199,40 +200,6 @@ def _end_of_slot(watch: Watch, first_s: float, round_s: float) -> float:
     return float(min(round_s + watch.every_s, until_s))
 
 
-class _Clock:
-    """Times of all rows by the wall clock: of answers, of probes, begin and end of outages.
-
-    Answers of old files have no time by the run's clock; theirs are what the wall clock said.
-    """
-
-    def __init__(
-        self, every: Sequence[Answer], probes: Sequence[Probe], outages: Sequence[Outage]
-    ) -> None:
-        pairs = np.array(
-            [
-                *((answer.clock_s, answer.started_unix_s) for answer in every),
-                *((probe.clock_s, probe.began_unix_s) for probe in probes),
-                *((outage.began_clock_s, outage.began_unix_s) for outage in outages),
-                *((outage.ended_clock_s, outage.ended_unix_s) for outage in outages),
-            ],
-            np.float64,
-        ).reshape(-1, 2)
-        known = np.flatnonzero(~np.isnan(pairs).any(axis=1))
-        known = known[np.argsort(pairs[known, 0], kind="stable")]
-        wall = on_wall_clock(*pairs[known].T)
-        at = pairs[:, 1].copy()
-        at[known] = wall.unix_s
-        offset = wall.unix_s[0] - pairs[known[0], 0] if len(known) else 0.0
-        self.answers, self.probes, begins, ends = np.split(
-            at, np.cumsum([len(every), len(probes), len(outages)])
-        )
-        # an outage without an end is as long as the file tells, at least until it began
-        self.outages = np.stack([begins, np.where(np.isnan(ends), begins, ends)], axis=1)
-        self.steps = [
-            ClockStep(clock_s=step.clock_s + float(offset), by_s=step.by_s) for step in wall.steps
-        ]
-
-
 def _pauses(spans: Array, longest_s: float) -> list[tuple[float, float]]:
     """Return the times that no row covers. spans: begins, ascending, and ends, [rows, 2]."""
     covered = np.maximum.accumulate(spans[:, 1]) if len(spans) else spans[:, 1]
@@ -254,12 +221,12 @@ def _rtts(
             [1e3 * sample.rtt_s for answer in counted for sample in answer.rtts],
         ),
     }
-    found = {source: each for source, each in sources.items() if len(each)}
-    if not found:
+    values = {source: each for source, each in sources.items() if len(each)}
+    if not values:
         estimates = dict(_estimates(counted, at_answers, probes, at_probes))
         if "RTT" in estimates:
-            found["estimates at begins of answers"] = estimates["RTT"]
-    return found
+            values["estimates at begins of answers"] = estimates["RTT"]
+    return values
 
 
 def _estimates(
@@ -275,33 +242,33 @@ def _estimates(
     ]
     for name, (field, _, si) in QUANTITIES.items():
         readings = [(at, getattr(state, field)) for at, state in states if state is not None]
-        found = [(at, reading.value / si) for at, reading in readings if reading is not None]
+        values = [(at, reading.value / si) for at, reading in readings if reading is not None]
         if name == "signal":
-            found = _signals(probes, at_probes) or found
-        if found:
-            yield name, samples(*zip(*found, strict=True))
+            values = _signals(probes, at_probes) or values
+        if values:
+            yield name, samples(*zip(*values, strict=True))
 
 
 def _signals(probes: Sequence[Probe], at_probes: Array) -> list[tuple[float, float]]:
-    """Return time and dBm of each probe whose radio told its signal."""
-    told = [
+    """Return time and dBm of each probe of which the radio gave a signal."""
+    readings = [
         (at, (probe.signal or {}).get("dbm")) for at, probe in zip(at_probes, probes, strict=True)
     ]
-    return [(float(at), float(dbm)) for at, dbm in told if isinstance(dbm, int | float)]
+    return [(float(at), float(dbm)) for at, dbm in readings if isinstance(dbm, int | float)]
 
 
 def _goodput(probes: Sequence[Probe], at_probes: Array, *, bound: bool) -> dict[str, Samples]:
     """Return the goodput of the probes in Mbit/s; bound: whether to return the bounds instead."""
-    found = {}
+    values = {}
     for name, way in (("goodput up", "up"), ("goodput down", "down")):
-        told = [
+        readings = [
             (at, getattr(probe, f"{way}_bps") / 1e6)
             for at, probe in zip(at_probes, probes, strict=True)
             if getattr(probe, f"{way}_bps") is not None and getattr(probe, f"{way}_bound") == bound
         ]
-        if told:
-            found[name] = samples(*zip(*told, strict=True))
-    return found
+        if readings:
+            values[name] = samples(*zip(*readings, strict=True))
+    return values
 
 
 def _traffic(counted: Sequence[Answer], probes: Sequence[Probe]) -> Traffic:

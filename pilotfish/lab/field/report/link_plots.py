@@ -34,9 +34,9 @@ def rtt_over_time(run: str, history: LinkHistory) -> Plot | None:
     what, unit = "RTT over time", "RTT samples"
     if not history.rtts:
         return None
-    if not selection.kept:
+    if not selection.drawn:
         return few_only(run, what, selection, unit)
-    drawn = {source: history.rtts[source] for source in selection.kept}
+    drawn = {source: history.rtts[source] for source in selection.drawn}
     best = next(iter(drawn.values()))
     values = np.concatenate([each.values for each in drawn.values()])
 
@@ -59,7 +59,7 @@ def rtt_over_time(run: str, history: LinkHistory) -> Plot | None:
     return Plot(
         run=run,
         what=what,
-        finding=f"RTT {told(percentiles(best.values))}",
+        finding=f"RTT {percentile_text(percentiles(best.values))}",
         n=_counts(drawn, unit),
         selection=selection,
         unit=unit,
@@ -82,9 +82,9 @@ def rtt_distribution(runs: Sequence[tuple[str, LinkHistory]]) -> Plot | None:
     if not lines:
         return None
     selection = select({label: len(each) for label, each in lines.items()})
-    if not selection.kept:
+    if not selection.drawn:
         return few_only(name, what, selection, unit)
-    drawn = {label: lines[label].values for label in selection.kept}
+    drawn = {label: lines[label].values for label in selection.drawn}
 
     def paint(all_axes: list[Axes], wide: bool) -> None:
         (axes,) = all_axes
@@ -92,7 +92,8 @@ def rtt_distribution(runs: Sequence[tuple[str, LinkHistory]]) -> Plot | None:
         legend_below(axes, legend_shape(list(drawn), wide)[0])
 
     findings = [
-        f"{shorten(label, 24)} {told(percentiles(values))}" for label, values in drawn.items()
+        f"{shorten(label, 24)} {percentile_text(percentiles(values))}"
+        for label, values in drawn.items()
     ]
     return Plot(
         run=name,
@@ -139,30 +140,33 @@ def draw_distributions(
     axes.set_yticks([0, 25, 50, 75, 90, 100])
 
 
-def scale(axes: Axes, values: Array, which: str) -> None:
+def scale(axes: Axes, values: Array, axis: str) -> None:
     """Scale an axis: logarithmic if the values have a wide range, otherwise from 0."""
-    set_limits = axes.set_xlim if which == "x" else axes.set_ylim
+    set_limits = axes.set_xlim if axis == "x" else axes.set_ylim
     positive = values[values > 0]
     low, high = (positive.min(), positive.max()) if len(positive) else (0.0, 1.0)
     if low == 0.0 or high / low < _WIDE_RANGE:
         set_limits(0.0, 1.06 * high)
         return
-    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    (axes.set_xscale if axis == "x" else axes.set_yscale)("log")
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     digits = (1, 2, 5) if len(decades) < 4 else (1, 3) if len(decades) < 6 else (1,)
     ticks = [digit * 10.0**decade for decade in decades for digit in digits]
     ticks = [tick for tick in ticks if 0.9 * low <= tick <= 1.1 * high]
-    (axes.set_xticks if which == "x" else axes.set_yticks)(ticks, [f"{t:,g}" for t in ticks])
-    (axes.xaxis if which == "x" else axes.yaxis).set_minor_locator(NullLocator())
+    (axes.set_xticks if axis == "x" else axes.set_yticks)(ticks, [f"{t:,g}" for t in ticks])
+    (axes.xaxis if axis == "x" else axes.yaxis).set_minor_locator(NullLocator())
     set_limits(0.9 * low, 1.1 * high)
 
 
-def told(values: dict[str, float | None]) -> str:
+def percentile_text(values: dict[str, float | None]) -> str:
     """Tell the median and the highest known percentile up to p99: ``p50 48, p99 310 ms``."""
     known = [(name, value) for name, value in values.items() if value is not None]
     upper = [pair for pair in known if pair[0] in ("p90", "p99")]
-    kept = known[:1] + upper[-1:]
-    return ", ".join(f"{name} {value:.{0 if value >= 100 else 1}f}" for name, value in kept) + " ms"
+    selected = known[:1] + upper[-1:]
+    return (
+        ", ".join(f"{name} {value:.{0 if value >= 100 else 1}f}" for name, value in selected)
+        + " ms"
+    )
 
 
 def _counts(lines: dict[str, Samples], unit: str) -> str:

@@ -154,13 +154,13 @@ def clock_steps(run: MeasuredRun) -> str:
     steps = run.history.steps
     if not steps:
         return ""
-    told = [
+    texts = [
         f"by {'+' if step.by_s > 0 else '−'}{duration(abs(step.by_s))} at {utc(step.clock_s)}"
         for step in steps[:_MOST_STEPS]
     ]
     rest = ", …" if len(steps) > _MOST_STEPS else ""
     return (
-        f"The device's wall clock was set {_times(len(steps))} ({', '.join(told)}{rest}). "
+        f"The device's wall clock was set {_times(len(steps))} ({', '.join(texts)}{rest}). "
         "The times of the report are by the setting that held longest."
     )
 

@@ -139,14 +139,14 @@ def draw(
     )
 
 
-def _add(shown: Shown, plot: Plot | None, path: Path) -> None:
+def _add(kind: Shown, plot: Plot | None, path: Path) -> None:
     """Draw a plot, if there is one; add its picture, and what it leaves out."""
     if plot is None:
         return
     if (picture := canvas.draw(plot, path)) is not None:
-        shown.pictures.append(picture)
+        kind.pictures.append(picture)
     if (words := canvas.left_out(plot)) is not None:
-        shown.few.append(words)
+        kind.few.append(words)
 
 
 def _protocols(run: MeasuredRun) -> Iterable[str]:

@@ -40,7 +40,7 @@ def stages(run: str, all_figures: Sequence[Figures]) -> Plot | None:
         return None
     selection = select({"": sum(f.rounds - f.n for f in measured)})
     what, unit = "time by stage", "steady rounds"
-    if not selection.kept:
+    if not selection.drawn:
         return few_only(run, what, selection, unit)
     means = {stage: sum(f.stages_ms[stage] for f in measured) / len(measured) for stage in STAGES}
     largest = max(STAGES, key=lambda stage: means[stage])
@@ -101,9 +101,9 @@ def depths(run: str, all_figures: Sequence[Figures], styles: PlotStyle) -> Plot 
         return None
     selection = select({label: counts[0].drafted for label, counts in every.items()})
     what, unit = "acceptance by position", "rounds"
-    if not selection.kept:
+    if not selection.drawn:
         return few_only(run, what, selection, unit)
-    measured = {label: [p for p in every[label] if p.drafted >= FEW] for label in selection.kept}
+    measured = {label: [p for p in every[label] if p.drafted >= FEW] for label in selection.drawn}
     first = [counts[0] for counts in measured.values()]
     share = sum(p.accepted for p in first) / sum(p.reached for p in first)
     legend = legend_shape(list(measured))[1]
@@ -133,7 +133,7 @@ def depths(run: str, all_figures: Sequence[Figures], styles: PlotStyle) -> Plot 
         paint=paint,
         alt=f"{run}: by depth in the window in tokens, the % of rounds that reach it and the % of "
         f"those that accept it, with 95 % intervals, for each of {', '.join(measured)}",
-        beside=True,
+        side_by_side=True,
     )
 
 
@@ -186,7 +186,7 @@ def bytes_per_token(run: str, all_figures: Sequence[Figures]) -> Plot | None:
         return None
     selection = select({"": sum(f.rounds for f in measured)})
     what, unit = "bytes per token", "rounds"
-    if not selection.kept:
+    if not selection.drawn:
         return few_only(run, what, selection, unit)
     directions = (
         ("up", PALETTE[0], MARKERS[2], [f.up_bytes_per_token or 0.0 for f in measured]),

@@ -36,10 +36,10 @@ def quantities_over_time(run: str, history: LinkHistory) -> Plot | None:
         return None
     what, unit = "the link over time", "measurements"
     selection = select({name: sum(map(len, each)) for name, each in every.items()})
-    if not selection.kept:
+    if not selection.drawn:
         return few_only(run, what, selection, unit)
     drawn = {
-        heading: {name: each for name, each in lines.items() if name in selection.kept}
+        heading: {name: each for name, each in lines.items() if name in selection.drawn}
         for heading, lines in panels.items()
     }
     drawn = {heading: lines for heading, lines in drawn.items() if lines}

@@ -77,9 +77,9 @@ def _watch_summary(run: MeasuredRun) -> str:
         f"{history.rounds:,}{of} rounds",
     ]
     known = percentiles(history.rtt.values)
-    told = [f"{name} {known[name]:.1f}" for name in ("p50", "p99") if known[name] is not None]
-    if told:
-        parts.append(f"RTT {', '.join(told)} ms")
+    texts = [f"{name} {known[name]:.1f}" for name in ("p50", "p99") if known[name] is not None]
+    if texts:
+        parts.append(f"RTT {', '.join(texts)} ms")
     parts.append(link_tables.availability(run))
     if shares := choice_shares(run.answers):
         protocol, share = next(iter(shares.items()))

@@ -48,7 +48,7 @@ class Columns:
     """Samples by pixel column. Each array has an entry for each column with a sample, [columns].
 
     unix_s: middle of the column. first_s, last_s: times of its first and last sample. low, median,
-    high: of its values.
+    high: extremes of the values in the column.
     """
 
     unix_s: Array
@@ -98,6 +98,6 @@ def distribution(values: Array) -> tuple[Array, Array]:
     share = 100.0 * np.arange(1, len(ordered) + 1) / len(ordered)
     if len(ordered) > 2 * _CURVE:
         tail = np.arange(len(ordered) - _CURVE // 4, len(ordered))
-        kept = np.unique(np.append(np.linspace(0, len(ordered) - 1, _CURVE).astype(int), tail))
-        return ordered[kept], share[kept]
+        indices = np.unique(np.append(np.linspace(0, len(ordered) - 1, _CURVE).astype(int), tail))
+        return ordered[indices], share[indices]
     return ordered, share

@@ -80,7 +80,7 @@ answer.</p>
 {% if measured %}
 <h2>Time per token and per round, bytes, energy</h2>
 <p>Times per token and per round cover the <em>steady</em> rounds: the first round of an answer
-reads the prompt, and counts only in the first token's time and in the whole answer's tokens/s.
+reads the prompt, and counts only in the first token's time.
 Under stream, each token counts as a round. Bytes are the sizes of the frames that ZeroMQ gets. The
 fixed choice with the lowest median is marked. Protocol local cannot be marked, since its text is
 the drafter's and not the target's.</p>
