@@ -334,18 +334,18 @@ def compare(
         ),
     ]
     for share in (50, 90, 99):
-        true, found = np.percentile(true_s, share), np.percentile(rtts_s, share)
+        true, recorded = np.percentile(true_s, share), np.percentile(rtts_s, share)
         rows.append(
             {
                 "what": f"RTT p{share}, ms (n = {len(rtts_s)})",
                 "done": round(1e3 * float(true), 1),
-                "recorded": round(1e3 * float(found), 1),
+                "recorded": round(1e3 * float(recorded), 1),
             }
         )
         goals.append(
             at_most(
                 f"RTT p{share}: share by which it differs from the trace's",
-                abs(float(found / true) - 1.0),
+                abs(float(recorded / true) - 1.0),
                 0.1,
             )
         )
@@ -361,10 +361,10 @@ def is_impossible(day: Day, due_s: float) -> bool:
     return any(begun <= due_s and late_s <= ended for begun, ended in [tuple(day.away), *dead])
 
 
-def step_error_s(done: list[float], found: list[float]) -> float:
-    if len(done) != len(found):
+def step_error_s(done: list[float], recorded: list[float]) -> float:
+    if len(done) != len(recorded):
         return float("inf")
-    return max(abs(a - b) for a, b in zip(done, found, strict=True))
+    return max(abs(a - b) for a, b in zip(done, recorded, strict=True))
 
 
 def disk_lines(day: Day) -> str:
