@@ -87,7 +87,7 @@ def expressions_of(panel: Panel) -> list[str]:
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda each: each.name)
 def test_every_panel_has_its_values(prometheus: Prometheus, dashboard: Dashboard) -> None:
     # an expression that Prometheus does not understand is an error, whatever the panel needs
-    series = {
+    values = {
         panel: [prometheus.values(each) for each in expressions_of(panel)]
         for panel in dashboard.panels
     }
