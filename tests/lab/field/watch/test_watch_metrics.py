@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import subprocess
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -12,13 +16,15 @@ pytest.importorskip("prometheus_client", reason="needs the extra `serve`")
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from pilotfish.cli import main
 from pilotfish.device_runtime.record import Choice
 from pilotfish.lab.field.link_rows import Outage, Probe
 from pilotfish.lab.field.run import Answer, Facts, MatrixSettings, Model, Start, Watch
 from pilotfish.lab.field.watch.clock import Stamp
 from pilotfish.lab.field.watch.listener import WatchRound
 from pilotfish.lab.field.watch.watch_metrics import WatchMetrics
-from tests.support.daemons import check_exposition
+from tests.support.commands import command
+from tests.support.daemons import WAIT_S, check_exposition, exposition, free_port, scrape
 
 EDGE = "tcp://edge:7077"
 FACTS = Facts(
@@ -186,3 +192,31 @@ def test_foreign_protocols_do_not_grow_the_metrics() -> None:
     for number in range(100):
         metrics.on_answer(answer("auto", choice=choice(f"protocol {number}")))
     assert samples(metrics)["choices_total,other"] == 100
+
+
+def test_a_watch_without_its_edge_serves_that_it_is_away(tmp_path: Path) -> None:
+    port = free_port()
+    words = ("field", "watch", "--edge", f"tcp://127.0.0.1:{free_port()}", "--every", "1s")
+    words += ("--metrics", port, "--metrics-host", "watch.lan", "--out", tmp_path / "run.pilotfish")
+    process = subprocess.Popen(command(*words), stderr=subprocess.DEVNULL)
+    try:
+        end_s = time.monotonic() + WAIT_S
+        while True:
+            with suppress(OSError):
+                result = scrape(port)
+                if result.get("pilotfish_watch_away") == 1:
+                    break
+            assert time.monotonic() < end_s
+            time.sleep(0.1)
+        assert result["pilotfish_watch_outages_total"] == 1
+        assert result["process_resident_memory_bytes"] > 1e6
+        check_exposition(exposition(port))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_a_host_needs_a_port(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["field", "watch", "--edge", EDGE, "--out", str(tmp_path / "a"), "--metrics-host", "a"]
+    assert main(words) == 78
+    assert "together with --metrics" in capsys.readouterr().err
