@@ -127,6 +127,7 @@ _LINK = Section(
                 Query(series(f"{_W}goodput_up_bytes_per_second"), "up, {{instance}}"),
                 Query(series(f"{_W}goodput_down_bytes_per_second"), "down, {{instance}}"),
             ),
+            needs="a probe could measure it",
         ),
         Panel(
             "Goodput is a bound",
@@ -137,6 +138,7 @@ _LINK = Section(
                 Query(series(f"{_W}goodput_up_bound"), "up, {{instance}}"),
                 Query(series(f"{_W}goodput_down_bound"), "down, {{instance}}"),
             ),
+            needs="a probe could measure it",
         ),
         Panel(
             "Radio",

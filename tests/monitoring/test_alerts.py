@@ -54,13 +54,13 @@ def cases() -> Iterator[Case]:
         yield Case(alert, True, at, fires)
         yield from (Case(alert, False, at, other) for other in others)
 
-    for name, labels, at in (
-        ("Edge", EDGE, "4m"),
-        ("Device", DEVICE, "4m"),
-        ("Watch", WATCH, "8m"),
+    for alert, labels, at in (
+        ("PilotfishEdgeDown", EDGE, "4m"),
+        ("PilotfishDeviceDown", DEVICE, "4m"),
+        ("PilotfishWatchDown", WATCH, "8m"),
     ):
         up = of(labels, "up")
-        yield from both(f"Pilotfish{name}Down", at, {up: "0x9"}, {up: "1x9"}, {up: "1x7 0 1x4"})
+        yield from both(alert, at, {up: "0x9"}, {up: "1x9"}, {up: "1x7 0 1x4"})
     devices = of(EDGE, "pilotfish_edge_devices")
     yield from both("PilotfishEdgeNoDevices", "40m", {devices: "3x10 0x40"}, {devices: "0x50"})
     full, few, busy, internal = (
@@ -204,9 +204,9 @@ def test_promtool_accepts_the_rules(tmp_path: Path, rules: list[str]) -> None:
 
 
 def test_each_alert_fires_when_it_should_and_only_then(tmp_path: Path, rules: list[str]) -> None:
-    found = re.findall(r"- alert: (\w+)", "".join(monitoring_files().values()))
+    names = re.findall(r"- alert: (\w+)", "".join(monitoring_files().values()))
     for fires in (True, False):
-        assert {case.alert for case in cases() if case.fires is fires} == {*found}
+        assert {case.alert for case in cases() if case.fires is fires} == {*names}
     for rule_file, interval in product(rules, ("1m", "5m")):
         wanted = [
             case

@@ -72,17 +72,17 @@ def exposed(
     with closing(service_metrics.ServiceMetrics(rails(folder))) as service:
         everything(service)
         text += service.exposition().decode()
-    found: dict[str, set[str] | None] = {}
+    labels_of: dict[str, set[str] | None] = {}
     for family in [*text_string_to_metric_families(text), *full_watch().families()]:
-        found |= dict.fromkeys(samples(family))
-        found |= {each.name: set(each.labels) for each in family.samples}
+        labels_of |= dict.fromkeys(samples(family))
+        labels_of |= {each.name: set(each.labels) for each in family.samples}
     for counts, prefix in COUNTED:
         for item in fields(counts):
             labels = set(item.metadata["labels"])
             for family in item.metadata["metrics"](prefix, getattr(counts, item.name)):
                 for name in samples(family):
-                    found[name] = labels | ({"le"} if name.endswith("_bucket") else set())
-    return found
+                    labels_of[name] = labels | ({"le"} if name.endswith("_bucket") else set())
+    return labels_of
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -163,7 +163,7 @@ def test_panels_do_not_overlap(dashboard: Dashboard) -> None:
     ]
     assert len(places) == len({*places})
     assert max(x for x, _ in places) < 24
-    assert all(one["y"] <= other["y"] for one, other in pairwise(grids))
+    assert all(above["y"] <= below["y"] for above, below in pairwise(grids))
 
 
 def test_the_command_writes_all_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

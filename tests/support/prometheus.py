@@ -43,12 +43,14 @@ class Prometheus:
             with urllib.request.urlopen(url, timeout=30) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
+            if error.code == 503:  # it starts
+                raise
             raise AssertionError((parameters, json.load(error))) from None
 
     def values(self, expression: str) -> list[float]:
         """Return the present values of an expression that are numbers."""
-        found = [float(each["value"][1]) for each in self.ask("query", query=expression)["result"]]
-        return [value for value in found if not math.isnan(value)]
+        result = [float(each["value"][1]) for each in self.ask("query", query=expression)["result"]]
+        return [value for value in result if not math.isnan(value)]
 
     def until(self, claim: Callable[[], object]) -> None:
         """Wait until something holds; a Prometheus that does not answer yet holds nothing."""
@@ -59,7 +61,7 @@ class Prometheus:
                     return
             except urllib.error.URLError:
                 pass
-            assert time.monotonic() < end_s, "Prometheus has not found what it should"
+            assert time.monotonic() < end_s, "Prometheus has not result what it should"
             time.sleep(0.2)
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import subprocess
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -12,13 +16,15 @@ pytest.importorskip("prometheus_client", reason="needs the extra `serve`")
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from pilotfish.cli import main
 from pilotfish.device_runtime.record import Choice
 from pilotfish.lab.field.link_rows import Outage, Probe
 from pilotfish.lab.field.run import Answer, Facts, MatrixSettings, Model, Start, Watch
 from pilotfish.lab.field.watch.clock import Stamp
 from pilotfish.lab.field.watch.listener import WatchRound
 from pilotfish.lab.field.watch.watch_metrics import WatchMetrics
-from tests.support.daemons import check_exposition
+from tests.support.commands import command
+from tests.support.daemons import WAIT_S, check_exposition, exposition, free_port, scrape
 
 EDGE = "tcp://edge:7077"
 FACTS = Facts(
@@ -93,12 +99,12 @@ def full_watch() -> WatchMetrics:
 
 def samples(metrics: WatchMetrics) -> dict[str, float]:
     """Every sample by name and labels, without the prefix; promtool accepts all of them."""
-    found = {}
+    result = {}
     for family in metrics.families():
         for each in family.samples:
             name = each.name.removeprefix("pilotfish_watch_")
-            found[",".join([name, *each.labels.values()])] = each.value
-    return found
+            result[",".join([name, *each.labels.values()])] = each.value
+    return result
 
 
 class Collected:
@@ -116,28 +122,28 @@ def test_promtool_accepts_every_series_that_there_is() -> None:
 
 
 def test_a_probe_tells_the_link() -> None:
-    found = samples(full_watch())
-    assert found["probe_rtt_median_seconds"] == pytest.approx(0.05)
-    assert found["probe_rtt_p90_seconds"] == pytest.approx(0.082)
-    assert found["probe_lost_ratio"] == pytest.approx(0.1)
-    assert (found["lost_pings_total"], found["rtt_seconds_count"]) == (1, 9)
-    assert found["rtt_seconds_bucket,0.05"] == 5
-    assert (found["goodput_up_bytes_per_second"], found["goodput_up_bound"]) == (1e6, 1)
-    assert (found["goodput_down_bytes_per_second"], found["goodput_down_bound"]) == (2e6, 0)
-    assert (found["probe_bytes_total,up"], found["probe_bytes_total,down"]) == (1000, 2000)
-    assert (found["signal_dbm"], found["power_watts"]) == (-61.0, 4.5)
-    assert abs(found["last_success_timestamp_seconds"] - time.time()) < 60
+    result = samples(full_watch())
+    assert result["probe_rtt_median_seconds"] == pytest.approx(0.05)
+    assert result["probe_rtt_p90_seconds"] == pytest.approx(0.082)
+    assert result["probe_lost_ratio"] == pytest.approx(0.1)
+    assert (result["lost_pings_total"], result["rtt_seconds_count"]) == (1, 9)
+    assert result["rtt_seconds_bucket,0.05"] == 5
+    assert (result["goodput_up_bytes_per_second"], result["goodput_up_bound"]) == (1e6, 1)
+    assert (result["goodput_down_bytes_per_second"], result["goodput_down_bound"]) == (2e6, 0)
+    assert (result["probe_bytes_total,up"], result["probe_bytes_total,down"]) == (1000, 2000)
+    assert (result["signal_dbm"], result["power_watts"]) == (-61.0, 4.5)
+    assert abs(result["last_success_timestamp_seconds"] - time.time()) < 60
 
 
 def test_answers_are_told_by_protocol() -> None:
-    found = samples(full_watch())
-    assert found["token_seconds,stream"] == 0.25
-    assert found["first_token_seconds,auto"] == 0.5
-    assert [found[f"answers_total,{name}"] for name in ("stream", "ahead", "auto")] == [1, 0, 1]
-    assert found["failed_answers_total,ahead"] == 1
-    assert found["choices_total,ahead"] == 1
-    assert found["answer_energy_joules_total,stream"] == 3.0
-    assert found["rounds_total"] == 1
+    result = samples(full_watch())
+    assert result["token_seconds,stream"] == 0.25
+    assert result["first_token_seconds,auto"] == 0.5
+    assert [result[f"answers_total,{name}"] for name in ("stream", "ahead", "auto")] == [1, 0, 1]
+    assert result["failed_answers_total,ahead"] == 1
+    assert result["choices_total,ahead"] == 1
+    assert result["answer_energy_joules_total,stream"] == 3.0
+    assert result["rounds_total"] == 1
 
 
 def test_what_was_not_measured_is_absent() -> None:
@@ -167,16 +173,16 @@ def test_an_outage_counts_while_it_lasts_and_by_the_runs_clock_in_the_end() -> N
 
 
 def test_an_outage_from_before_the_start_is_told() -> None:
-    found = samples(WatchMetrics(EDGE, FACTS, outage=OUTAGE))
-    assert (found["away"], found["outages_total"]) == (1, 1)
+    result = samples(WatchMetrics(EDGE, FACTS, outage=OUTAGE))
+    assert (result["away"], result["outages_total"]) == (1, 1)
 
 
 def test_the_disk_is_told() -> None:
     metrics = full_watch()
-    found = samples(metrics)
-    assert (found["disk_failing"], found["disk_errors_total"]) == (1, 4)
-    assert (found["rows_total"], found["dropped_rows_total"]) == (12, 2)
-    assert found["file_bytes"] == 65536
+    result = samples(metrics)
+    assert (result["disk_failing"], result["disk_errors_total"]) == (1, 4)
+    assert (result["rows_total"], result["dropped_rows_total"]) == (12, 2)
+    assert result["file_bytes"] == 65536
     metrics.on_disk("", 0)
     assert samples(metrics)["disk_failing"] == 0
 
@@ -186,3 +192,31 @@ def test_foreign_protocols_do_not_grow_the_metrics() -> None:
     for number in range(100):
         metrics.on_answer(answer("auto", choice=choice(f"protocol {number}")))
     assert samples(metrics)["choices_total,other"] == 100
+
+
+def test_a_watch_without_its_edge_serves_that_it_is_away(tmp_path: Path) -> None:
+    port = free_port()
+    words = ("field", "watch", "--edge", f"tcp://127.0.0.1:{free_port()}", "--every", "1s")
+    words += ("--metrics", port, "--metrics-host", "watch.lan", "--out", tmp_path / "run.pilotfish")
+    process = subprocess.Popen(command(*words), stderr=subprocess.DEVNULL)
+    try:
+        end_s = time.monotonic() + WAIT_S
+        while True:
+            with suppress(OSError):
+                result = scrape(port)
+                if result.get("pilotfish_watch_away") == 1:
+                    break
+            assert time.monotonic() < end_s
+            time.sleep(0.1)
+        assert result["pilotfish_watch_outages_total"] == 1
+        assert result["process_resident_memory_bytes"] > 1e6
+        check_exposition(exposition(port))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def test_a_host_needs_a_port(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["field", "watch", "--edge", EDGE, "--out", str(tmp_path / "a"), "--metrics-host", "a"]
+    assert main(words) == 78
+    assert "together with --metrics" in capsys.readouterr().err
