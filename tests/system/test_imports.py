@@ -1,4 +1,4 @@
-"""What runs on a device needs no training or export framework: importing it pulls in none."""
+"""What runs on a device needs no training or export framework, nor OpenTelemetry to be imported."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ for module in pkgutil.walk_packages(root.__path__, name + "."):
         importlib.import_module(module.name)
 own = sum(loaded.startswith(name + ".") for loaded in sys.modules)
 heavy = {"torch", "transformers", "onnx", "gguf", "safetensors", "ml_dtypes", "huggingface_hub"}
+heavy |= {"opentelemetry"}  # an extra, which is imported when it is switched on
 print(own, *sorted(heavy & {loaded.split(".")[0] for loaded in sys.modules}))
 """
 PACKAGES = (
