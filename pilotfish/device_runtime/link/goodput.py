@@ -28,7 +28,9 @@ _FIRST_S: Final = 0.5  # but not more time (s) of the link
 _MORE: Final = 2  # TCP's window grows by what was received, so this keeps it full
 _REQUESTS: Final = 3  # number of requests that may always be under way
 _PONGS: Final = 2  # pongs of a request
+_TRAINS_A_PING: Final = 4
 _QUEUE_S: Final = 0.1  # time (s) of the link's rate under way beyond that
+_MOST_MESSAGES: Final = 96  # number of messages under way: an edge drops replies beyond some 128
 _LOOK_EVERY: Final = 8  # arrivals between two looks at the rate
 
 
@@ -73,6 +75,7 @@ class _Transfer(ABC):
         self._begun_s = time.monotonic()
         self._connection = link.connection
         self._is_broken = False  # whether pongs may be missing
+        self._is_limited = False  # whether more would have been under way without `_MOST_MESSAGES`
         self._arrivals: list[Arrival] = []
         self._waiting: deque[tuple[SentRequest, int]] = deque()  # and the bytes of each
         self._requested = self._received = 0
@@ -97,7 +100,11 @@ class _Transfer(ABC):
                 looked = len(self._arrivals)
                 result = estimate_goodput(self._arrivals, self._rtt_s)
                 self._bps = self._recent_bps()
+        if is_whole and not self._is_broken:
+            is_whole = self._finish()
         result = estimate_goodput(self._arrivals, self._rtt_s) if is_whole else None
+        if result is not None and self._is_limited:
+            result = result._replace(is_bound=True)
         return result, Probing(self._sent_requests, self._uplink_bytes, self._downlink_bytes)
 
     def _next_size(self, left_s: float) -> int:
@@ -109,6 +116,8 @@ class _Transfer(ABC):
             most = min(most, int(bytes_per_s * (_MORE * self._rtt_s + _QUEUE_S)))
             most = min(most, int(_MORE * bytes_per_s * left_s))
         size = self._request_bytes()
+        if (limit := _MOST_MESSAGES * self._piece()) < most:
+            self._is_limited, most = True, limit
         room = max(most, _REQUESTS * size) - under_way
         return size if room >= size and self._requested + size <= self._most_bytes else 0
 
@@ -129,6 +138,10 @@ class _Transfer(ABC):
     @abstractmethod
     def _request(self, size: int) -> None:
         """Send a request that transfers about ``size`` bytes."""
+
+    def _finish(self) -> bool:
+        """Complete the record of a transfer that has crossed; False if it measures nothing."""
+        return True
 
     @abstractmethod
     def _receive(self) -> bool:
@@ -177,13 +190,14 @@ class _Upload(_Transfer):
 
 
 class _Download(_Transfer):
-    """Requests pongs with frames, and after each request the edge's count of repeated segments."""
+    """Requests pongs with frames, and now and then the edge's count of repeated segments."""
 
     def __init__(
         self, link: EdgeLink, most_bytes: int, known_bps: float | None, rtt_s: float
     ) -> None:
         super().__init__(link, most_bytes, known_bps, rtt_s)
         self._pongs_left = 0  # number of pongs that the oldest request still gets
+        self._trains = 0
 
     def _request_bytes(self) -> int:
         return self._piece() * _PONGS
@@ -191,7 +205,13 @@ class _Download(_Transfer):
     def _request(self, size: int) -> None:
         train = Train(nonce=secrets.randbits(63), pongs=_PONGS, bytes=size // _PONGS)
         self._send(train, (), train.pongs * train.bytes)
+        self._trains += 1
+        if self._trains % _TRAINS_A_PING == 0:
+            self._send(Ping(nonce=secrets.randbits(63)), (), 0)
+
+    def _finish(self) -> bool:
         self._send(Ping(nonce=secrets.randbits(63)), (), 0)
+        return self._receive()
 
     def _receive(self) -> bool:
         sent, _ = self._waiting[0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from pilotfish import Device, EdgeServer
+from pilotfish import EdgeServer
 from pilotfish.base.errors import EdgeLostError, EdgeUnreachableError
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.link_group import connect
@@ -16,18 +18,18 @@ QUICK = ProbeSettings(pings=5, position=False)
 
 
 @pytest.fixture(scope="module")
-def device(pair: Pair, edge: EdgeServer) -> Device:
-    with (
-        Emulator(edge.endpoint, Conditions(rtt_s=0.03, up_bps=4e6, down_bps=8e6)) as road,
-        Device(pair.draft, road.endpoint, threads=1) as opened,
-    ):
-        yield opened
+def link(edge: EdgeServer) -> Iterator[EdgeLink]:
+    with Emulator(edge.endpoint, Conditions(rtt_s=0.03, up_bps=4e6, down_bps=8e6)) as road:
+        opened = connect(road.endpoint, None)
+        try:
+            yield opened
+        finally:
+            opened.close()
 
 
 @pytest.mark.timing
-def test_a_device_measures_its_link(device: Device) -> None:
-    """A device greets its edge, so its large messages may go in chunks; a probe's do not."""
-    probe = device.measure(lambda link: measure_link(link, QUICK))
+def test_a_probe_measures_the_link(link: EdgeLink) -> None:
+    probe = measure_link(link, QUICK)
     assert len(probe.rtts_s) + probe.lost <= 5
     assert min(probe.rtts_s) == pytest.approx(0.03, abs=0.01)
     assert probe.lost == 0
@@ -40,18 +42,18 @@ def test_a_device_measures_its_link(device: Device) -> None:
     assert 0.0 < probe.took_s < 10.0
 
 
-def test_it_costs_at_most_what_it_may(device: Device) -> None:
+def test_it_costs_at_most_what_it_may(link: EdgeLink) -> None:
     settings = ProbeSettings(pings=3, goodput_bytes=60_000, position=False)
-    probe = device.measure(lambda link: measure_link(link, settings))
+    probe = measure_link(link, settings)
     assert probe.uplink_bytes < 60_000 + 20_000
     assert probe.downlink_bytes < 60_000 + 20_000
     assert probe.up_bps is not None
     assert probe.down_bps is not None
 
 
-def test_without_a_transfer_trains_tell(device: Device) -> None:
+def test_without_a_transfer_trains_tell(link: EdgeLink) -> None:
     settings = ProbeSettings(pings=1, goodput_bytes=0, position=False)
-    probe = device.measure(lambda link: measure_link(link, settings))
+    probe = measure_link(link, settings)
     assert not probe.up_bound
     assert not probe.down_bound
     assert probe.uplink_bytes < 110_000
