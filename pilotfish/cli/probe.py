@@ -2,14 +2,12 @@
 
 import argparse
 import sys
-import time
 from dataclasses import asdict
-from itertools import count
 
 from rich.console import Console
 from rich.table import Table
 
-from pilotfish.base.errors import EdgeLostError, EdgeUnreachableError, UnsupportedError
+from pilotfish.base.errors import EdgeLostError, EdgeUnreachableError
 from pilotfish.cli.options import (
     Commands,
     int_between,
@@ -18,6 +16,7 @@ from pilotfish.cli.options import (
     positive,
     write_json,
 )
+from pilotfish.cli.probe_watch import ROWS, watch
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.link_group import connect
 from pilotfish.device_runtime.link.probing import measure_rates, ping
@@ -63,7 +62,8 @@ def add_to(commands: Commands) -> None:
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="measure repeatedly until Ctrl-C, and print a line each time",
+        help="measure repeatedly until Ctrl-C, and print a line with the time for each ping; "
+        "outages of the edge are lines, too. --json then writes a JSON object a line",
     )
     parser.add_argument(
         "--every",
@@ -77,15 +77,11 @@ def add_to(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    if args.watch and args.json:
-        raise UnsupportedError(
-            "--watch never ends, but --json is written at the end: give only one of them."
-        )
+    if args.watch:
+        return watch(args)
     link = _connected(args)
     small_only: EdgeLostError | None = None
     try:
-        if args.watch:
-            return _watch(link, args)
         _measure(link, args.pings, 0)
         try:
             _measure(link, 0, 0 if args.no_rates else _LARGE_PINGS)
@@ -135,7 +131,7 @@ def _measure(link: EdgeLink, small: int, large: int) -> None:
         except EdgeLostError as error:
             raise _large_are_lost() from error
         broken += link.connection != connection
-    if broken == _LARGE_PINGS:  # a single broken connection, under --watch, may have other causes
+    if broken == _LARGE_PINGS:  # a single broken connection may have other causes
         raise _large_are_lost()
 
 
@@ -149,40 +145,9 @@ def _large_are_lost() -> EdgeLostError:
     )
 
 
-def _watch(link: EdgeLink, args: argparse.Namespace) -> int:
-    """Print a line per measurement; every fifth measurement also includes the rates."""
-    print(_HEADINGS, flush=True)
-    for turn in count():
-        rates = 0 if args.no_rates or turn % 5 else 1
-        _measure(link, 1, rates)
-        print(_line(link.state()), flush=True)
-        time.sleep(args.every)
-    return 0
-
-
-_ROWS = (
-    ("RTT", "rtt", 1e3, "ms"),
-    ("jitter", "jitter", 1e3, "ms"),
-    ("goodput up", "up", 1e-6, "Mbit/s"),
-    ("goodput down", "down", 1e-6, "Mbit/s"),
-    ("retransmitted", "retransmitted", 1e2, "% of segments"),
-    ("retransmitted down", "retransmitted_down", 1e2, "% of segments"),
-    ("signal", "signal", 1.0, "dBm"),
-)
-_HEADINGS = "  ".join(f"{f'{label}, {unit.split()[0]}':>20}" for label, _, _, unit in _ROWS)
-
-
-def _line(state: LinkState) -> str:
-    cells = []
-    for _, name, scale, _ in _ROWS:
-        reading: Reading | None = getattr(state, name)
-        cells.append(f"{'-' if reading is None else f'{reading.value * scale:.2f}':>20}")
-    return "  ".join(cells)
-
-
 def _table(state: LinkState) -> Table:
     table = Table("", "value", "unit", "age, s", "samples")
-    for label, name, scale, unit in _ROWS:
+    for label, name, scale, unit in ROWS:
         reading: Reading | None = getattr(state, name)
         if reading is None:
             why = "no radio" if name == "signal" else "not measured"

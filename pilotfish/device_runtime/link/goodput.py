@@ -17,7 +17,7 @@ from pilotfish.device_runtime.link.link_estimator import TimedReply
 from pilotfish.device_runtime.link.pending import SentRequest
 from pilotfish.device_runtime.record import Probing
 from pilotfish.wire.link.transfer_rate import Arrival, Goodput, estimate_goodput
-from pilotfish.wire.messages import MAX_TRAIN, MAX_TRAIN_BYTES, Ping, Pong, Reply, Train
+from pilotfish.wire.messages import MAX_TRAIN_BYTES, Ping, Pong, Reply, Train
 
 MOST_S: Final = 2.0  # time for which a transfer sends (s); what is under way then follows
 
@@ -26,7 +26,11 @@ _PIECE_S: Final = 0.03  # time (s) of the link that a message takes
 _FIRST_BYTES: Final = 32 << 10  # bytes under way at the start: more than TCP's first window
 _FIRST_S: Final = 0.5  # but not more time (s) of the link
 _MORE: Final = 2  # TCP's window grows by what was received, so this keeps it full
+_REQUESTS: Final = 3  # number of requests that may always be under way
+_PONGS: Final = 2  # pongs of a request
+_TRAINS_A_PING: Final = 4
 _QUEUE_S: Final = 0.1  # time (s) of the link's rate under way beyond that
+_MOST_MESSAGES: Final = 96  # number of messages under way: an edge drops replies beyond some 128
 _LOOK_EVERY: Final = 8  # arrivals between two looks at the rate
 
 
@@ -71,6 +75,7 @@ class _Transfer(ABC):
         self._begun_s = time.monotonic()
         self._connection = link.connection
         self._is_broken = False  # whether pongs may be missing
+        self._is_limited = False  # whether more would have been under way without `_MOST_MESSAGES`
         self._arrivals: list[Arrival] = []
         self._waiting: deque[tuple[SentRequest, int]] = deque()  # and the bytes of each
         self._requested = self._received = 0
@@ -95,7 +100,11 @@ class _Transfer(ABC):
                 looked = len(self._arrivals)
                 result = estimate_goodput(self._arrivals, self._rtt_s)
                 self._bps = self._recent_bps()
+        if is_whole and not self._is_broken:
+            is_whole = self._finish()
         result = estimate_goodput(self._arrivals, self._rtt_s) if is_whole else None
+        if result is not None and self._is_limited:
+            result = result._replace(is_bound=True)
         return result, Probing(self._sent_requests, self._uplink_bytes, self._downlink_bytes)
 
     def _next_size(self, left_s: float) -> int:
@@ -106,8 +115,10 @@ class _Transfer(ABC):
             bytes_per_s = self._bps / 8
             most = min(most, int(bytes_per_s * (_MORE * self._rtt_s + _QUEUE_S)))
             most = min(most, int(_MORE * bytes_per_s * left_s))
-        room = max(most, self._piece()) - under_way
-        size = self._piece()
+        size = self._request_bytes()
+        if (limit := _MOST_MESSAGES * self._piece()) < most:
+            self._is_limited, most = True, limit
+        room = max(most, _REQUESTS * size) - under_way
         return size if room >= size and self._requested + size <= self._most_bytes else 0
 
     def _piece(self) -> int:
@@ -120,9 +131,17 @@ class _Transfer(ABC):
         took_s = last.at_s - middle.at_s
         return 8 * (last.received_bytes - middle.received_bytes) / took_s if took_s > 0 else 0.0
 
+    def _request_bytes(self) -> int:
+        """Return the bytes that the next request shall transfer."""
+        return self._piece()
+
     @abstractmethod
     def _request(self, size: int) -> None:
         """Send a request that transfers about ``size`` bytes."""
+
+    def _finish(self) -> bool:
+        """Complete the record of a transfer that has crossed; False if it measures nothing."""
+        return True
 
     @abstractmethod
     def _receive(self) -> bool:
@@ -171,37 +190,49 @@ class _Upload(_Transfer):
 
 
 class _Download(_Transfer):
-    """Requests pongs with frames, and after each request the edge's count of repeated segments."""
+    """Requests pongs with frames, and now and then the edge's count of repeated segments."""
 
-    def _piece(self) -> int:
-        return super()._piece() * MAX_TRAIN // 4
+    def __init__(
+        self, link: EdgeLink, most_bytes: int, known_bps: float | None, rtt_s: float
+    ) -> None:
+        super().__init__(link, most_bytes, known_bps, rtt_s)
+        self._pongs_left = 0  # number of pongs that the oldest request still gets
+        self._trains = 0
+
+    def _request_bytes(self) -> int:
+        return self._piece() * _PONGS
 
     def _request(self, size: int) -> None:
-        pongs = MAX_TRAIN // 4
-        train = Train(nonce=secrets.randbits(63), pongs=pongs, bytes=size // pongs)
-        self._send(train, (), size // pongs * pongs)
+        train = Train(nonce=secrets.randbits(63), pongs=_PONGS, bytes=size // _PONGS)
+        self._send(train, (), train.pongs * train.bytes)
+        self._trains += 1
+        if self._trains % _TRAINS_A_PING == 0:
+            self._send(Ping(nonce=secrets.randbits(63)), (), 0)
+
+    def _finish(self) -> bool:
         self._send(Ping(nonce=secrets.randbits(63)), (), 0)
+        return self._receive()
 
     def _receive(self) -> bool:
-        sent, _ = self._waiting.popleft()
-        train = sent.message
-        if isinstance(train, Ping):
-            return self._note_repeated(sent)
-        assert isinstance(train, Train)
-        for _ in range(train.pongs):
-            answer = self._next_pong(sent)
-            self._received += train.bytes
-            if answer is None:
-                return False
-            self._arrivals.append(Arrival(answer.received_ns * 1e-9, self._received))
-        return True
-
-    def _note_repeated(self, sent: SentRequest) -> bool:
+        sent, _ = self._waiting[0]
+        message = sent.message
+        assert isinstance(message, Train | Ping)
+        if self._pongs_left == 0:
+            self._pongs_left = message.pongs if isinstance(message, Train) else 1
         answer = self._next_pong(sent)
+        self._pongs_left -= 1
+        size = message.bytes if isinstance(message, Train) else 0
+        if answer is None:
+            self._received += size * (1 + self._pongs_left)
+            self._pongs_left = 0
+        if self._pongs_left == 0:
+            self._waiting.popleft()
         if answer is None:
             return False
-        pong = _pong(answer)
-        if pong.segments and self._arrivals:
+        if size:
+            self._received += size
+            self._arrivals.append(Arrival(answer.received_ns * 1e-9, self._received))
+        elif (pong := _pong(answer)).segments and self._arrivals:
             self._arrivals[-1] = self._arrivals[-1]._replace(repeated=pong.repeated)
         return True
 

@@ -31,7 +31,7 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         setting(
             "maximum bytes of a probe's transfer in each direction; it ends earlier once its rate "
-            "is steady. 0: no transfer, only trains of 12 kB (default: 1 MB, so that 288 probes a "
+            "is steady. 0: only trains of at most 100 kB (default: 1 MB, so that 288 probes a "
             "day cost at most 600 MB)",
             form="size",
             metavar="SIZE",
@@ -103,7 +103,7 @@ def _goodput(
     except EdgeLostError:
         return None, None
     if up is None or down is None:
-        _log.warning("the edge refused a transfer, so the goodput is an estimate by short trains")
+        _log.info("a transfer was refused or broke off: the goodput is an estimate by short trains")
     return up or by_trains[0], down or by_trains[1]
 
 
