@@ -31,7 +31,7 @@ class WatchScreen(WatchListener):
 
     def on_outage(self, outage: Outage) -> None:  # noqa: D102
         ended_s = outage.ended_unix_s
-        self._print(outage.began_unix_s if ended_s is None else ended_s, _told(outage))
+        self._print(outage.began_unix_s if ended_s is None else ended_s, _describe_outage(outage))
 
     def on_clock_step(self, stamp: Stamp, by_s: float) -> None:  # noqa: D102
         self._print(stamp.unix_s, _step(by_s))
@@ -51,11 +51,12 @@ class WatchLog(WatchListener):
         self._begin_hour(None)
 
     def _begin_hour(self, since_s: float | None) -> None:
-        self._since_s = since_s  # by the run's clock
+        """Begin an hour at this time of the run's clock."""
+        self._since_s = since_s
         self._rounds = self._outages = 0
         self._rtts_s: list[float] = []
         self._failed: Counter[str] = Counter()
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def on_round(self, round_: WatchRound) -> None:  # noqa: D102  # as in the base
         now_s = round_.stamp.clock_s
@@ -65,8 +66,8 @@ class WatchLog(WatchListener):
         self._rtts_s += round_.probe.rtts_s
         for protocol, error in round_.failed.items():
             self._failed[protocol] += 1
-            if (protocol, error) not in self._told:
-                self._told.add((protocol, error))
+            if (protocol, error) not in self._logged:
+                self._logged.add((protocol, error))
                 _log.warning("no answer by %s: %s", protocol, error)
         if now_s - self._since_s >= _HOUR_S:
             self._tell()
@@ -80,7 +81,7 @@ class WatchLog(WatchListener):
     def on_outage(self, outage: Outage) -> None:  # noqa: D102
         began = outage.ended_unix_s is None
         self._outages += began
-        _log.log(logging.WARNING if began else logging.INFO, "%s", _told(outage))
+        _log.log(logging.WARNING if began else logging.INFO, "%s", _describe_outage(outage))
 
     def on_clock_step(self, stamp: Stamp, by_s: float) -> None:  # noqa: D102
         _log.info("%s", _step(by_s))
@@ -106,7 +107,7 @@ def _answer(answer: Answer) -> str:
     return f"{answer.protocol}{chosen} {1e3 * answer.token_s:.0f} ms/token"
 
 
-def _told(outage: Outage) -> str:
+def _describe_outage(outage: Outage) -> str:
     if outage.ended_clock_s is None:
         return f"the edge is away: {outage.reason}"
     return f"the edge is back after {outage.ended_clock_s - outage.began_clock_s:.0f} s"

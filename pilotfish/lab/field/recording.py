@@ -48,6 +48,8 @@ from pilotfish.lab.field.run_file import (
 from pilotfish.lab.runs import WriterLock
 from pilotfish.wire.protocols import STREAM, counters
 
+_DAMAGE = sqlite3.DatabaseError
+
 
 class AnswerWriter(Protocol):
     """Takes the rows of answers; see the methods of `Recorder`."""
@@ -330,7 +332,10 @@ class Recorder:
     def _naming_file(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
+            # DatabaseError itself, and no subclass, tells of a damaged file
+            if not isinstance(error, sqlite3.OperationalError) and type(error) is not _DAMAGE:
+                raise
             raise OSError(f"{self.path} cannot be written: {error}.") from error
 
 

@@ -39,7 +39,7 @@ _SLICE_S = 1.0  # longest wait between two looks at the link and at the request 
 _CHECK_S = 60.0  # longest time between two pings of a usable edge
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # between attempts to reach an unusable edge
 _RETRY_DISK_S = 30.0
-_STEP_S = 1.0  # smallest setting of the wall clock that is told
+_STEP_S = 1.0  # smallest setting of the wall clock that listeners hear of
 _ROW_S = 300.0  # the watchdog's least time-out: an answer may wait two minutes for a silent edge
 
 
@@ -82,7 +82,8 @@ class Watching:
         self._succeeded = self._stamp()  # time of the last sign of life of the edge
         self._offset_s = self._offset()
         self._pause_s = _FIRST_PAUSE_S
-        self._check_at_s = self._flush_at_s = 0.0  # by the run's clock
+        # times of the next ping and of the next write of waiting rows, by the run's clock
+        self._check_at_s = self._flush_at_s = 0.0
         self._stopped = False
 
     def stop(self) -> None:
@@ -133,7 +134,7 @@ class Watching:
         """Try to reach the edge; return what measures answers there, or None if it is away."""
         with self._losing():
             device = self._edge.reach()
-            self._found()
+            self._on_reached()
             if self._measurement is None or self._measurement[0] is not device:
                 self._measurement = device, self._prepare(device)
             return self._measurement[1]
@@ -184,7 +185,7 @@ class Watching:
         self._check_at_s = self._stamp.clock_s() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S, self._settings.every_s)
 
-    def _found(self) -> None:
+    def _on_reached(self) -> None:
         """Note that the edge can be used, and plan the next ping."""
         now = self._stamp()
         self._check_at_s = now.clock_s + _CHECK_S

@@ -1,0 +1,245 @@
+"""Rows that the disk does not take: they wait, and nothing is lost or written twice."""
+
+from __future__ import annotations
+
+import resource
+import sqlite3
+from contextlib import contextmanager
+
+import pytest
+
+from pilotfish.device_runtime.record import Round, RttSample
+from pilotfish.lab.field.link_rows import Outage, Probe
+from pilotfish.lab.field.recording import Recorder
+from pilotfish.lab.field.run import Answer, Facts, MatrixSettings, Model, Run, Start, Watch
+from pilotfish.lab.field.watch import row_buffer
+from pilotfish.lab.field.watch.retention import forget_old
+from pilotfish.lab.field.watch.row_buffer import RowBuffer
+from pilotfish.lab.field.watch.watch_file import reopen
+
+EVERY_S = 300.0
+WATCH = Watch(every_s=EVERY_S)
+
+
+def facts():
+    return Facts(
+        software="pilotfish",
+        settings=MatrixSettings(prompts=("abc",)),
+        starts=(Start(unix_s=1e9, host={}),),
+        drafter=Model("text"),
+        target=None,
+        edge="tcp://127.0.0.1:7077",
+        edge_software=None,
+        draft_path="text",
+        keys_path=None,
+        note="",
+        energy=None,
+        device="a",
+        watch=WATCH,
+    )
+
+
+class Told:
+    def __init__(self, out):
+        self.problems: list[str] = []
+        self.rows = RowBuffer(
+            Recorder.create(out, facts()),
+            lambda: reopen(out, facts()),
+            on_disk=self.problems.append,
+        )
+
+
+@pytest.fixture
+def told(out):
+    result = Told(out)
+    yield result
+    result.rows.close()
+
+
+def add_answer(rows, number, *, length=16, finished=True):
+    """Add an answer as `Measurement` does."""
+    answer = Answer(
+        id=0,
+        protocol="stream",
+        window=None,
+        prompt=0,
+        repeat=number,
+        warm_up=False,
+        temperature=0.0,
+        seed=0,
+        started_unix_s=1e9 + number * EVERY_S,
+        clock_s=number * EVERY_S + 1.0,
+        finished=False,
+    )
+    rows.begin(answer)
+    for at in range(length):
+        round_ = Round(protocol="stream", start=3 + at, window=0, accepted=0, tokens=[at])
+        rows.add_round(0, at, 0.01 * (at + 1), round_)
+    rows.add_rtts(0, [RttSample(0.01, 0.05)])
+    rows.end(0, finished=finished, prompt_tokens=3, tokens=length, total_s=0.5)
+
+
+def probe(number):
+    return Probe(
+        began_unix_s=1e9 + number * EVERY_S,
+        clock_s=number * EVERY_S,
+        took_s=1.0,
+        rtts_s=[0.05] * 10,
+    )
+
+
+def add_round(rows, number):
+    rows.add_probe(probe(number))
+    add_answer(rows, number)
+
+
+@contextmanager
+def full_disk(out, more=20_000):
+    """Let files grow by so many bytes at most, as a full disk does."""
+    wal = out.with_name(out.name + "-wal")
+    most = max(path.stat().st_size for path in (out, wal) if path.exists()) + more
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def recorded(out):
+    """The rounds of the probes and of the answers in the file."""
+    with Run.open(out) as run:
+        answers = list(run.answers())
+        assert all(len(answer.rounds) == answer.tokens for answer in answers)
+        assert all(len(answer.rtts) == 1 for answer in answers)
+        return (
+            [round(each.clock_s / EVERY_S) for each in run.probes()],
+            [answer.repeat for answer in answers],
+        )
+
+
+def test_what_a_full_disk_refuses_is_written_when_there_is_room(out, told):
+    add_round(told.rows, 0)
+    with full_disk(out):
+        for number in range(1, 60):
+            add_round(told.rows, number)
+        assert told.rows.waiting > 10
+        assert len(told.problems) == 1  # once, not for each row
+        assert str(out) in told.problems[0]
+        in_file, _ = recorded(out)
+        assert in_file == list(range(len(in_file)))
+    told.rows.flush()
+    assert told.problems[1:] == [""]
+    assert told.rows.waiting == 0
+    assert recorded(out) == (list(range(60)), list(range(60)))
+
+
+def test_a_failed_write_leaves_no_part_of_an_answer(out, told, monkeypatch):
+    taken = Recorder.add_round
+
+    def breaking(recorder, answer, number, at_s, round_):
+        if number == 7:
+            raise OSError("the disk is gone.")
+        taken(recorder, answer, number, at_s, round_)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Recorder, "add_round", breaking)
+        add_answer(told.rows, 0)
+    with Run.open(out) as run:
+        assert list(run.answers(finished=False)) == []
+    told.rows.flush()
+    assert recorded(out)[1] == [0]
+
+
+def test_a_file_that_was_moved_is_begun_anew(out, told):
+    add_round(told.rows, 0)
+    moved = out.with_name("moved.pilotfish")
+    out.rename(moved)
+    add_round(told.rows, 1)
+    told.rows.flush()
+    assert "moved or deleted" in told.problems[0]
+    assert recorded(moved)[0] == [0]
+    assert recorded(out) == ([1], [1])
+
+
+def test_an_answer_of_another_target_is_dropped(out, told):
+    def refuse():
+        raise ValueError("another target")
+
+    told.rows.check_answer = refuse
+    with pytest.raises(ValueError, match="another"):
+        add_answer(told.rows, 0)
+    add_answer(told.rows, 1, finished=False)
+    told.rows.flush()
+    with Run.open(out) as run:
+        assert [answer.repeat for answer in run.answers(finished=False)] == [1]
+
+
+def test_an_outage_that_waits_for_the_disk_keeps_its_end(out, told):
+    with full_disk(out, more=0):
+        for number in range(40):
+            add_round(told.rows, number)
+        told.rows.begin_outage(Outage(began_unix_s=1e9, began_clock_s=50.0, reason="away"))
+        told.rows.end_outage(1e9 + 7.0, 57.0)
+        assert told.rows.waiting
+    told.rows.flush()
+    with Run.open(out) as run:
+        (outage,) = run.outages()
+    assert (outage.began_clock_s, outage.ended_clock_s, outage.reason) == (50.0, 57.0, "away")
+
+
+def test_memory_is_bounded(out, told, monkeypatch):
+    monkeypatch.setattr(row_buffer, "MOST_ROWS", 20)
+    with full_disk(out, more=0):
+        for number in range(60):
+            add_round(told.rows, number)
+        assert told.rows.waiting == 20
+        assert told.rows.dropped > 20
+    told.rows.flush()
+    in_file, _ = recorded(out)
+    assert in_file[-1] == 59
+    assert len(in_file) < 60
+
+
+def test_a_damaged_file_is_a_broken_disk(out, told):
+    """Rows wait, though SQLite raises another error for damage than for a full disk."""
+    add_round(told.rows, 0)
+    with sqlite3.connect(out) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    whole = out.read_bytes()
+    with out.open("r+b") as file:
+        file.write(b"\xff" * len(whole))
+    add_round(told.rows, 1)
+    assert told.problems
+    assert told.rows.waiting
+
+
+# A bounded file
+
+
+def test_old_rounds_are_deleted_whole(out):
+    watch = Watch(every_s=EVERY_S, keep_s=10 * EVERY_S)
+    told = Told(out)
+    for number in range(30):
+        add_round(told.rows, number)
+    told.rows.tidy(lambda recorder: forget_old(recorder, watch, 29 * EVERY_S + 5.0))
+    told.rows.close()
+    assert recorded(out) == (list(range(19, 30)), list(range(19, 30)))
+
+
+def test_the_file_stays_within_its_bytes(out):
+    most = 400_000
+    watch = Watch(every_s=EVERY_S, keep_s=1e9, most_bytes=most)
+    told = Told(out)
+    sizes = []
+    for number in range(300):
+        add_round(told.rows, number)
+        told.rows.tidy(lambda recorder, n=number: forget_old(recorder, watch, n * EVERY_S))
+        sizes.append(out.stat().st_size)
+    told.rows.close()
+    probes, answers = recorded(out)
+    assert max(sizes) <= most
+    assert probes == answers == list(range(probes[0], 300))
+    assert 0 < probes[0] < 200  # what fits is kept
+    with Run.open(out) as run:
+        assert run.facts.device == "a"
