@@ -140,13 +140,13 @@ def _bring_settings(wanted: BundleContents, folder: Path) -> None:
             (folder / "config" / source.name).write_bytes(source.read_bytes())
         elif not source.name.endswith((".conf", ".toml")):
             (folder / "systemd" / source.name).write_bytes(source.read_bytes())
-    name = f"{wanted.role}.toml"
-    text = (shipped / name).read_text()
     key = "edge" if wanted.role == "device" else "listen"
-    text = re.sub(rf"(?m)^{key} = .*$", f'{key} = "{wanted.address}"', text)
-    if not (folder / "keys").is_dir():
-        text = re.sub(r"(?m)^keys = ", "#keys = ", text)
-    (folder / "config" / name).write_text(text)
+    for name in ("device.toml", "watch.toml") if wanted.role == "device" else ("edge.toml",):
+        text = (shipped / name).read_text()
+        text = re.sub(rf"(?m)^{key} = .*$", f'{key} = "{wanted.address}"', text)
+        if not (folder / "keys").is_dir():
+            text = re.sub(r"(?m)^keys = ", "#keys = ", text)
+        (folder / "config" / name).write_text(text)
 
 
 def _bring_signers(wanted: BundleContents, folder: Path) -> None:

@@ -25,9 +25,11 @@ UNITS = sorted(path.name for path in FOLDER.glob("pilotfish-*"))
 # What each service runs; its settings are in the file of its name.
 ROLES = {"device": "device serve", "edge": "edge serve", "worker": "edge worker"}
 MAIN = [f"pilotfish-{role}.service" for role in ROLES]
+WATCH = "pilotfish-watch.service"
 PROGRAM = "/opt/pilotfish/current/bin/pilotfish"
 MOST_EXPOSED = {
     **dict.fromkeys([*MAIN, "pilotfish-engine-build.service"], 2.0),
+    WATCH: 1.5,
     "pilotfish-power.service": 3.0,  # root's, and it writes /sys
 }
 
@@ -136,26 +138,29 @@ def test_service_cannot_write_what_it_runs(name: str) -> None:
     assert owners["/var/lib/pilotfish"] == "root"
 
 
-@pytest.mark.parametrize("role", ROLES)
+CONFIGURED = {**ROLES, "watch": "field watch"}
+
+
+@pytest.mark.parametrize("role", CONFIGURED)
 def test_example_configuration_is_understood(role: str, tmp_path: Path) -> None:
     """Each flag in the example exists, those in comments as well."""
     example = text(f"{role}.toml")
     for commented in (False, True):
         path = tmp_path / f"{commented}.toml"
         path.write_text(re.sub(r"(?m)^#(?=[a-z-]+ = )", "", example) if commented else example)
-        args = parser().parse_args([*ROLES[role].split(), "--config", str(path)])
+        args = parser().parse_args([*CONFIGURED[role].split(), "--config", str(path)])
         assert args.keys == Path("/etc/pilotfish/keys")
     started = " ".join(section(f"pilotfish-{role}.service", "Service")["ExecStart"])
-    assert started == f"{PROGRAM} {ROLES[role]} --config /etc/pilotfish/{role}.toml"
+    assert started == f"{PROGRAM} {CONFIGURED[role]} --config /etc/pilotfish/{role}.toml"
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", CONFIGURED)
 def test_broken_configuration_ends_with_the_code_that_is_not_tried_again(
     role: str, tmp_path: Path
 ) -> None:
     path = tmp_path / f"{role}.toml"
     path.write_text("sessions = [[\n")
-    words = ROLES[role].split()
+    words = CONFIGURED[role].split()
     command = [sys.executable, "-m", "pilotfish", *words, "--config", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stderr.startswith(f"pilotfish: {path} is not valid TOML")
@@ -164,7 +169,20 @@ def test_broken_configuration_ends_with_the_code_that_is_not_tried_again(
     assert str(done.returncode) in given_up.split()
 
 
-@pytest.mark.parametrize("name", MAIN)
+def test_watch_writes_its_folder_alone_and_goes_on_after_a_kill() -> None:
+    """A watch that has come to its end stays ended."""
+    service = section(WATCH, "Service")
+    assert section(WATCH, "Unit")["StartLimitIntervalSec"] == ["0"]
+    assert service["Restart"] == ["on-failure"]
+    assert service["Type"] == ["notify"]
+    assert service["ProtectSystem"] == ["strict"]
+    assert service["StateDirectory"] == ["pilotfish-watch"]
+    for grant in ("ReadWritePaths", "BindPaths", "DeviceAllow", "SupplementaryGroups"):
+        assert grant not in service
+    assert 'out = "/var/lib/pilotfish-watch/' in text("watch.toml")
+
+
+@pytest.mark.parametrize("name", [*MAIN, WATCH])
 def test_key_that_is_missing_counts_as_missing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
