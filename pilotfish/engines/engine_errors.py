@@ -32,6 +32,7 @@ class TemplateError(EngineError):
 class TextTooLongError(EngineError):
     """A text has more tokens than the caller allows."""
 
+    code = "too-large"
     exit_code = 65  # EX_DATAERR
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -89,6 +90,19 @@ def test_a_broken_probe_sends_one_message_again(edge: EdgeServer, way: str) -> N
         # what was sent again is at most one message of the train
         assert relay.sizes[1] < 2 * FIRST_TRAIN[0]
         assert (link.state().up, link.state().down) == (None, None)
+
+
+def test_a_probe_after_a_loss_hears_all_pongs(pair: Pair, edge: EdgeServer) -> None:
+    """After a loss, large messages go in chunks; a train in chunks would lose its pongs."""
+    with (
+        breaking(edge.endpoint, "up") as relay,
+        Device(pair.draft, relay.endpoint, threads=1) as device,
+    ):
+        device.probe(rates=True)
+        assert len(relay.sizes) == 2
+        begun_s = time.monotonic()
+        device.probe(rates=True)
+        assert time.monotonic() - begun_s < 5.0
 
 
 @pytest.mark.parametrize("way", ["up", "down"])

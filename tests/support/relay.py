@@ -9,15 +9,15 @@ from contextlib import suppress
 class Relay:
     """Listens on ``endpoint``, passes bytes to ``target`` and back, until it is cut or closed.
 
-    pause_s: seconds of pause after each read.
+    port: the port to listen on; 0: any. pause_s: seconds of pause after each read.
     """
 
     read_bytes = 65536  # maximum bytes of a read
 
-    def __init__(self, target):
+    def __init__(self, target, port=0):
         self.pause_s = 0.0
         self.turn_to(target)
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._open = []
         self.connections = 0

@@ -41,7 +41,7 @@ from pilotfish.device_runtime.link.upload import ChunkedUploads
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.liveness import LARGE_BYTES
 from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.messages import Buffer, DeviceMessage, Failure, Reply
+from pilotfish.wire.messages import Buffer, DeviceMessage, Failure, Reply, Train
 
 _log = logging.getLogger("pilotfish.device")
 
@@ -206,7 +206,9 @@ class EdgeLink(HandshakeLine):
             array_bytes = sum(map(len, frames))
             position = self.channel.position(exact=array_bytes > LARGE_BYTES)
             sent_ns, chunked = time.monotonic_ns(), None
-            if array_bytes > LEAST_BYTES:
+            # a train goes in one piece: in chunks it would measure nothing, and the upload would
+            # drop the pongs that arrive between its acknowledgements
+            if array_bytes > LEAST_BYTES and not isinstance(message, Train):
                 chunked = self._uploads.send(message, frames, array_bytes, again=again)
             if (size := chunked) is None:
                 size = self.try_send(message, frames)

@@ -3,6 +3,7 @@
 import math
 import secrets
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from pilotfish.base.errors import MalformedError, RateLimitedError
 from pilotfish.device_runtime.link.edge_link import EdgeLink
@@ -18,8 +19,19 @@ RATES_FRESH_S = 60.0
 _PINGS = 2  # maximum pings to measure one RTT
 
 
-def ping(link: EdgeLink) -> None:
-    """Measure the RTT; wait for the reply."""
+class PingResult(NamedTuple):
+    """The RTT that a ping measured (s); None: it measured none. lost: it had to be sent again."""
+
+    rtt_s: float | None
+    lost: bool
+
+
+def ping(link: EdgeLink) -> PingResult:
+    """Measure the RTT; wait for the reply.
+
+    The RTT is of this ping alone, also if it is much longer than its neighbours' and so does not
+    count for the link's state.
+    """
     nonce = secrets.randbits(63)
     answer = link.request(
         Ping(nonce=nonce), (), lambda reply: isinstance(reply, Pong) and reply.nonce == nonce
@@ -27,6 +39,11 @@ def ping(link: EdgeLink) -> None:
     pong = answer.reply
     assert isinstance(pong, Pong)
     link.estimator.on_ping(answer, pong)
+    if answer.resent or answer.late or answer.stalled:
+        return PingResult(None, answer.resent)
+    took_ns = answer.received_ns - answer.sent_ns
+    held_ns = min(max(0, pong.sent_ns - pong.received_ns), took_ns)  # the edge may say anything
+    return PingResult((took_ns - held_ns) * 1e-9, lost=False)
 
 
 def measure_rates(link: EdgeLink, *, brief: bool = False) -> None:

@@ -28,7 +28,7 @@ from pilotfish.base.errors import (
 )
 from pilotfish.base.prose import one_line
 from pilotfish.base.shortage import shortage
-from pilotfish.engines.engine_errors import EngineError, TemplateError
+from pilotfish.engines.engine_errors import EngineError, TemplateError, TextTooLongError
 
 _log = logging.getLogger("pilotfish.service")
 
@@ -40,6 +40,7 @@ _MESSAGE_CHARACTERS, _PARAM_CHARACTERS = 500, 80
 _FAULTS: dict[type[PilotfishError], str] = {
     PromptTooLongError: "too-long",
     TooLargeError: "too-long",
+    TextTooLongError: "too-long",
     UnsupportedError: "unsupported",
     TokenOutOfRangeError: "malformed",
     BadGrammarError: "grammar",

@@ -341,7 +341,7 @@ class Recorder:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            # DatabaseError itself, and no subclass, tells of a damaged file
+            # SQLite raises DatabaseError itself, and no subclass, for a damaged file
             if not isinstance(error, sqlite3.OperationalError) and type(error) is not _DAMAGE:
                 raise
             raise OSError(f"{self.path} cannot be written: {error}.") from error

@@ -137,3 +137,12 @@ def test_reading_ends_at_the_first_unknown_field(
         tracemalloc.stop()
     assert word in str(refused.value)
     assert peak < 3 * len(long)  # it may be copied, but no objects are made of it
+
+
+@pytest.mark.parametrize("whole", [None, True, False])
+def test_a_text_of_megabytes_to_tokenize_is_refused(roomy: Serving, whole: bool | None) -> None:
+    """Not an error of the service's own, whichever way the text would be read."""
+    body = {"prompt": "q z" * (1 << 20), "add_special_tokens": whole}
+    answer = web.post(roomy.url + "/tokenize", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert "tokens" in answer.json()["error"]["message"]

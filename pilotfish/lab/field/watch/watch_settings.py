@@ -8,6 +8,7 @@ from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.lab.field.measure import EdgeKeys
 from pilotfish.lab.field.run import MatrixSettings, Watch
+from pilotfish.lab.field.watch.probe import ProbeSettings
 from pilotfish.lab.field.watch.schedule import Schedule
 from pilotfish.lab.prompts import BUILT_IN, prompts_setting, read_prompts
 
@@ -66,6 +67,7 @@ class WatchSettings(EngineSettings, frozen=True, kw_only=True):
             metavar="SIZE",
         ),
     ] = 200_000_000
+    probe: ProbeSettings = ProbeSettings()
     note: (
         Annotated[str, setting("a remark on the watch; the report shows it", metavar="TEXT")] | None
     ) = None

@@ -245,7 +245,7 @@ class Watching:
         return cells
 
     def _probe(self, device: Device, began: Stamp) -> Probe:
-        probe = device.measure(measure_link)
+        probe = device.measure(partial(measure_link, settings=self._settings.probe))
         return replace(probe, began_unix_s=began.unix_s, clock_s=began.clock_s)
 
     def _answer(

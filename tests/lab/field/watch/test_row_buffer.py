@@ -39,7 +39,7 @@ def facts():
     )
 
 
-class Told:
+class Buffered:
     def __init__(self, out):
         self.problems: list[str] = []
         self.rows = RowBuffer(
@@ -50,8 +50,8 @@ class Told:
 
 
 @pytest.fixture
-def told(out):
-    result = Told(out)
+def buffered(out):
+    result = Buffered(out)
     yield result
     result.rows.close()
 
@@ -118,23 +118,23 @@ def recorded(out):
         )
 
 
-def test_what_a_full_disk_refuses_is_written_when_there_is_room(out, told):
-    add_round(told.rows, 0)
+def test_what_a_full_disk_refuses_is_written_when_there_is_room(out, buffered):
+    add_round(buffered.rows, 0)
     with full_disk(out):
         for number in range(1, 60):
-            add_round(told.rows, number)
-        assert told.rows.waiting > 10
-        assert len(told.problems) == 1  # once, not for each row
-        assert str(out) in told.problems[0]
+            add_round(buffered.rows, number)
+        assert buffered.rows.waiting > 10
+        assert len(buffered.problems) == 1  # once, not for each row
+        assert str(out) in buffered.problems[0]
         in_file, _ = recorded(out)
         assert in_file == list(range(len(in_file)))
-    told.rows.flush()
-    assert told.problems[1:] == [""]
-    assert told.rows.waiting == 0
+    buffered.rows.flush()
+    assert buffered.problems[1:] == [""]
+    assert buffered.rows.waiting == 0
     assert recorded(out) == (list(range(60)), list(range(60)))
 
 
-def test_a_failed_write_leaves_no_part_of_an_answer(out, told, monkeypatch):
+def test_a_failed_write_leaves_no_part_of_an_answer(out, buffered, monkeypatch):
     taken = Recorder.add_round
 
     def breaking(recorder, answer, number, at_s, round_):
@@ -144,74 +144,74 @@ def test_a_failed_write_leaves_no_part_of_an_answer(out, told, monkeypatch):
 
     with monkeypatch.context() as broken:
         broken.setattr(Recorder, "add_round", breaking)
-        add_answer(told.rows, 0)
+        add_answer(buffered.rows, 0)
     with Run.open(out) as run:
         assert list(run.answers(finished=False)) == []
-    told.rows.flush()
+    buffered.rows.flush()
     assert recorded(out)[1] == [0]
 
 
-def test_a_file_that_was_moved_is_begun_anew(out, told):
-    add_round(told.rows, 0)
+def test_a_file_that_was_moved_is_begun_anew(out, buffered):
+    add_round(buffered.rows, 0)
     moved = out.with_name("moved.pilotfish")
     out.rename(moved)
-    add_round(told.rows, 1)
-    told.rows.flush()
-    assert "moved or deleted" in told.problems[0]
+    add_round(buffered.rows, 1)
+    buffered.rows.flush()
+    assert "moved or deleted" in buffered.problems[0]
     assert recorded(moved)[0] == [0]
     assert recorded(out) == ([1], [1])
 
 
-def test_an_answer_of_another_target_is_dropped(out, told):
+def test_an_answer_of_another_target_is_dropped(out, buffered):
     def refuse():
         raise ValueError("another target")
 
-    told.rows.check_answer = refuse
+    buffered.rows.check_answer = refuse
     with pytest.raises(ValueError, match="another"):
-        add_answer(told.rows, 0)
-    add_answer(told.rows, 1, finished=False)
-    told.rows.flush()
+        add_answer(buffered.rows, 0)
+    add_answer(buffered.rows, 1, finished=False)
+    buffered.rows.flush()
     with Run.open(out) as run:
         assert [answer.repeat for answer in run.answers(finished=False)] == [1]
 
 
-def test_an_outage_that_waits_for_the_disk_keeps_its_end(out, told):
+def test_an_outage_that_waits_for_the_disk_keeps_its_end(out, buffered):
     with full_disk(out, more=0):
         for number in range(40):
-            add_round(told.rows, number)
-        told.rows.begin_outage(Outage(began_unix_s=1e9, began_clock_s=50.0, reason="away"))
-        told.rows.end_outage(1e9 + 7.0, 57.0)
-        assert told.rows.waiting
-    told.rows.flush()
+            add_round(buffered.rows, number)
+        buffered.rows.begin_outage(Outage(began_unix_s=1e9, began_clock_s=50.0, reason="away"))
+        buffered.rows.end_outage(1e9 + 7.0, 57.0)
+        assert buffered.rows.waiting
+    buffered.rows.flush()
     with Run.open(out) as run:
         (outage,) = run.outages()
     assert (outage.began_clock_s, outage.ended_clock_s, outage.reason) == (50.0, 57.0, "away")
 
 
-def test_memory_is_bounded(out, told, monkeypatch):
+def test_memory_is_bounded(out, buffered, monkeypatch):
     monkeypatch.setattr(row_buffer, "MOST_ROWS", 20)
     with full_disk(out, more=0):
         for number in range(60):
-            add_round(told.rows, number)
-        assert told.rows.waiting == 20
-        assert told.rows.dropped > 20
-    told.rows.flush()
+            add_round(buffered.rows, number)
+        assert buffered.rows.waiting == 20
+        assert buffered.rows.dropped > 20
+    buffered.rows.flush()
     in_file, _ = recorded(out)
     assert in_file[-1] == 59
     assert len(in_file) < 60
 
 
-def test_a_damaged_file_is_a_broken_disk(out, told):
+def test_a_damaged_file_is_a_broken_disk(out, buffered):
     """Rows wait, though SQLite raises another error for damage than for a full disk."""
-    add_round(told.rows, 0)
+    add_round(buffered.rows, 0)
     with sqlite3.connect(out) as other:
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     whole = out.read_bytes()
     with out.open("r+b") as file:
         file.write(b"\xff" * len(whole))
-    add_round(told.rows, 1)
-    assert told.problems
-    assert told.rows.waiting
+    add_round(buffered.rows, 1)
+    assert buffered.problems
+    assert buffered.rows.waiting
 
 
 # A bounded file
@@ -219,24 +219,24 @@ def test_a_damaged_file_is_a_broken_disk(out, told):
 
 def test_old_rounds_are_deleted_whole(out):
     watch = Watch(every_s=EVERY_S, keep_s=10 * EVERY_S)
-    told = Told(out)
+    buffered = Buffered(out)
     for number in range(30):
-        add_round(told.rows, number)
-    told.rows.tidy(lambda recorder: forget_old(recorder, watch, 29 * EVERY_S + 5.0))
-    told.rows.close()
+        add_round(buffered.rows, number)
+    buffered.rows.tidy(lambda recorder: forget_old(recorder, watch, 29 * EVERY_S + 5.0))
+    buffered.rows.close()
     assert recorded(out) == (list(range(19, 30)), list(range(19, 30)))
 
 
 def test_the_file_stays_within_its_bytes(out):
     most = 400_000
     watch = Watch(every_s=EVERY_S, keep_s=1e9, most_bytes=most)
-    told = Told(out)
+    buffered = Buffered(out)
     sizes = []
     for number in range(300):
-        add_round(told.rows, number)
-        told.rows.tidy(lambda recorder, n=number: forget_old(recorder, watch, n * EVERY_S))
+        add_round(buffered.rows, number)
+        buffered.rows.tidy(lambda recorder, n=number: forget_old(recorder, watch, n * EVERY_S))
         sizes.append(out.stat().st_size)
-    told.rows.close()
+    buffered.rows.close()
     probes, answers = recorded(out)
     assert max(sizes) <= most
     assert probes == answers == list(range(probes[0], 300))

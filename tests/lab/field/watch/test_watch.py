@@ -24,6 +24,7 @@ from pilotfish.lab.field.watch.watch_file import open_watch
 from tests.support import daemons
 from tests.support.daemons import Systemd, free_port, running
 from tests.support.measuring import answers, assert_whole, measure
+from tests.support.relay import Relay
 from tests.support.tiny import tiny_artifact
 from tests.support.watching import (
     EVERY_S,
@@ -195,6 +196,41 @@ def test_an_edge_that_is_away_is_an_outage(pair, out, prompts):
         assert run.facts.target.name == "tiny"
 
 
+@pytest.mark.parametrize(
+    ("address", "name", "words"),
+    [
+        (None, "eve", "allow"),
+        ("tcp://no-such-edge.invalid:7077", "alice", "no-such-edge.invalid"),
+    ],
+)
+def test_what_only_an_operator_can_mend_is_an_outage(
+    locked_edge, key_folders, out, prompts, address, name, words
+):
+    """A refused key, or a name that nobody knows: the watch waits until it is mended."""
+    settings = settings_of(
+        address or locked_edge.endpoint, out, prompts, rounds=0.02, keys=key_folders[name]
+    )
+    watched(settings, JumpingClock())
+    (outage,) = outages(out)
+    assert words in outage.reason
+    assert outage.ended_clock_s is None
+    assert not numbers(out)
+
+
+def test_an_outage_goes_on_over_a_restart(edge, out, prompts):
+    clock = JumpingClock()
+    port = free_port()
+    settings = settings_of(f"tcp://127.0.0.1:{port}", out, prompts, rounds=0.02)
+    watched(settings, clock)
+    with closing(Relay(edge.endpoint, port)):
+        clock.ahead_s += EVERY_S
+        plan = watched(settings_of(settings.edge, out, prompts, rounds=2), clock)
+    (outage,) = outages(out)
+    assert EVERY_S <= outage.ended_clock_s - outage.began_clock_s < 1.1 * EVERY_S
+    assert [each.ended_clock_s is None for each in plan.outages] == [False]
+    assert numbers(out) == [1]
+
+
 def test_another_model_is_never_mixed_in(pair, out, prompts, tmp_path):
     """The edge comes back with another model, then with the first one again."""
     other = tiny_artifact(tmp_path / "other", vocab=64, seed=9, context=256)
@@ -276,9 +312,9 @@ def test_ctrl_c_ends_it_and_says_where_the_file_is(edge, out, prompts, capsys):
 
     threading.Thread(target=interrupt).start()
     assert main(watch_command(edge.endpoint, out, prompts, "--every", "1h")) == 130
-    told = capsys.readouterr().err
-    assert f"pilotfish field report {out}" in told
-    assert "RTT" in told
+    text = capsys.readouterr().err
+    assert f"pilotfish field report {out}" in text
+    assert "RTT" in text
     assert not out.with_name(out.name + "-wal").exists()
 
 
