@@ -101,10 +101,10 @@ def main() -> int:
         facts, rounds = real_rounds(folder)
         for case in cases:
             steps.next(f"bounds: {case.name}")
-            written, met = write(folder / "month.pilotfish", case, facts, rounds)
-            print(f"  {written}", file=sys.stderr)
-            rows.append(written)
-            goals += met
+            row, of_case = write(folder / "month.pilotfish", case, facts, rounds)
+            print(f"  {row}", file=sys.stderr)
+            rows.append(row)
+            goals += of_case
     return conclude(args, title(args, rounds), COLUMNS, rows, goals)
 
 
@@ -160,41 +160,37 @@ def write(
     rows.close()
     open_s = timed(lambda: reopen(path, facts).close())
     with Run.open(path) as run:
-        kept = [probe.clock_s for probe in run.probes()]
+        times_s = [probe.clock_s for probe in run.probes()]
     some = max(1, min(288, count // 3))
     first_s, last_s = np.array(took_s[:some]), np.array(took_s[-some:])
     row = {
         "bounds": case.name,
         "days": case.days,
-        "days kept": round(len(kept) * EVERY_S / DAY_S, 2),
+        "days kept": round(len(times_s) * EVERY_S / DAY_S, 2),
         "largest MB": round(largest / 1e6, 1),
         "bytes at the end": size(path),
-        "kB a round": round(size(path) / len(kept) / 1e3, 1),
+        "kB a round": round(size(path) / len(times_s) / 1e3, 1),
         "write ms": round(1e3 * float(np.median(first_s)), 1),
         "at the end ms": round(1e3 * float(np.median(last_s)), 1),
         "longest ms": round(1e3 * max(took_s), 1),
         "open s": round(open_s, 2),
     }
     path.unlink()
-    return row, goals(case, row, largest, kept)
+    return row, goals(case, row, largest, times_s)
 
 
-def goals(case: Case, row: dict[str, Any], largest: int, kept: list[float]) -> list[Goal]:
+def goals(case: Case, row: dict[str, Any], largest: int, times_s: list[float]) -> list[Goal]:
     name = f"bounds {case.name}"
-    found = [
+    results = [
         at_least(f"{name}: days kept", row["days kept"], 1.0 / 288),
-        at_most(
-            f"{name}: write at the end / at the begin",
-            row["at the end ms"] / row["write ms"],
-            2.0,
-        ),
+        at_most(f"{name}: ms to write a round at the end", row["at the end ms"], 50.0),
     ]
     if case.most_bytes is not None:
-        found.append(at_most(f"{name}: largest file and log, bytes", largest, case.most_bytes))
+        results.append(at_most(f"{name}: largest file and log, bytes", largest, case.most_bytes))
     if case.keep_s is not None:
-        age_s = kept[-1] - kept[0]
-        found.append(at_most(f"{name}: age of the oldest row, s", age_s, case.keep_s + EVERY_S))
-    return found
+        age_s = times_s[-1] - times_s[0]
+        results.append(at_most(f"{name}: age of the oldest row, s", age_s, case.keep_s + EVERY_S))
+    return results
 
 
 def write_round(

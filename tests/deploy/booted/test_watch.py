@@ -159,8 +159,8 @@ def test_an_edge_that_is_away_is_one_outage(watched: Watched) -> None:
     watched.machine.until(lambda: watched.away()[outages:] == [False], "the outage has ended")
     watched.until_rounds(1)
     assert watched.show("NRestarts") == restarts
-    said = watched.lines()[lines:]
-    assert ["away" in line or "back after" in line for line in said] == [True, True], said
+    new_lines = watched.lines()[lines:]
+    assert ["away" in line or "back after" in line for line in new_lines] == [True, True], new_lines
 
 
 def test_a_full_disk_costs_no_row(watched: Watched) -> None:
