@@ -1,186 +1,236 @@
-"""How large the file of a watch becomes in a month, and that its bounds hold.
+"""How large is the run file of a month of `field watch`, and how long do its writes take then?
 
-    python benchmarks/watch_month.py [--json PATH] [--quick]
+    python benchmarks/watch_month.py [--days 30] [--json PATH] [--quick]
 
-Writes the rows of a watch by the product's writer: every five minutes a probe of ten pings and four
-answers of 16 tokens (stream: a round a token; three protocols with eight rounds), for two months.
-The rows are made up, of the size of real ones; nothing is measured. Two files: one without bounds,
-one that keeps 31 days and at most 20 MB.
-
-Goals: a month takes at most 100 MB; the bounds hold at each round; a round's rows are written in
-the median in at most 50 ms at the end.
+A few rounds of a real watch are recorded: a tiny pair, a link of 20 ms, a probe and four answers of
+16 tokens a round. Then these rounds are written again and again, by the code that a watch writes
+with (`RowBuffer`, `forget_old`), as if they were five minutes apart: 8,640 rounds are 30 days. A
+probe also gets the values of a modem and of a receiver. Each of the cases bounds the file in
+another way; the last one has the bounds that a watch has by default, and is 33 days long. The times
+are those of the disk of the temporary folder ($TMPDIR); each write is synced.
 """
 
+import argparse
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from statistics import median
+from typing import Any
 
-from _common import Goal, Rows, at_most, conclude, options
+import numpy as np
+from _common import Goal, Rows, Steps, at_least, at_most, conclude, free_port, options
+from _daemons import CommandProcess
 
-from pilotfish.device_runtime.record import Choice, Forecast, Round, RttSample, Timings
-from pilotfish.lab.field.link_rows import Outage, Probe
+from pilotfish.emulation.emulator import Conditions, Emulator
+from pilotfish.lab.field.link_rows import Probe
 from pilotfish.lab.field.recording import Recorder
-from pilotfish.lab.field.run import Answer, Facts, MatrixSettings, Model, Start, Watch
+from pilotfish.lab.field.run import Answer, Facts, Run, Watch
 from pilotfish.lab.field.watch.retention import forget_old
-from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.lab.field.watch.row_buffer import RowBuffer
+from pilotfish.lab.field.watch.watch_file import reopen
+from pilotfish.lab.field.watch.watch_settings import WatchSettings
+from tests.support.tiny import tiny_pair
 
 EVERY_S, DAY_S = 300.0, 86400.0
-MOST_BYTES = 20_000_000
-PROTOCOLS = ("stream", "ahead", "greedy", "auto")
-BEGAN_UNIX_S = 1_800_000_000.0
-LINK = LinkState(
-    rtt=Reading(value=0.0482713, age_s=0.0123, samples=5),
-    jitter=Reading(value=0.0031415, age_s=0.0123, samples=16),
-    up=Reading(value=4.31e6, age_s=4.2, samples=1),
-    down=Reading(value=2.27e7, age_s=4.2, samples=1),
-    signal=Reading(value=-71.0, age_s=0.0, samples=1),
-)
-CHOICE = Choice(
-    policy="predictive",
-    protocol="ahead",
-    window=0,
-    token_s=0.0312345,
-    reason="ahead is predicted to take 31.2 ms a token, stream 40.1",
-    forecasts=[Forecast(name, 4, 0.0312345, 0.0123) for name in PROTOCOLS * 3],
-)
+RTT_S = 0.02
+PROTOCOLS = ("stream", "greedy", "ahead", "auto")
+SIGNAL: dict[str, float | str] = {
+    "source": "ModemManager",
+    "technology": "lte",
+    "rsrp_dbm": -97.5,
+    "rsrq_db": -11.2,
+    "snr_db": 9.4,
+    "rssi_dbm": -66.8,
+}
+POSITION: dict[str, float | str] = {
+    "lat": 52.520008,
+    "lon": 13.404954,
+    "alt_m": 34.12,
+    "error_m": 4.87,
+    "speed_m_s": 0.13,
+}
+BEGUN = (
+    *("id", "protocol", "window", "prompt", "repeat", "warm_up", "temperature", "seed"),
+    *("started_unix_s", "point", "clock_s", "rtts", "rounds", "at_s"),
+)  # fields of an answer that `end` does not take
+COLUMNS = ("bounds", "days", "days kept", "largest MB", "kB a round", "write ms", "at the end ms",
+           "longest ms", "open s")  # fmt: skip
 
 
-def write_round(recorder: Recorder, number: int) -> None:
-    """Write what a watch writes in one round."""
-    clock_s = number * EVERY_S
-    unix_s = BEGAN_UNIX_S + clock_s
-    recorder.add_probe(
-        Probe(
-            began_unix_s=unix_s,
-            clock_s=clock_s,
-            took_s=3.2123456,
-            rtts_s=[0.0482713 + 1e-4 * at for at in range(10)],
-            up_bps=4.31e6,
-            down_bps=2.27e7,
-            uplink_bytes=1_123_456,
-            downlink_bytes=2_123_456,
-            link=LINK,
-            signal={"source": "ModemManager", "technology": "lte", "rsrp_dbm": -97.0},
-            position={"lat": 52.5200066, "lon": 13.404954, "error_m": 4.2},
-            power_w=7.512,
-        )
-    )
-    if number % 50 == 0:
-        outage = recorder.begin_outage(
-            Outage(began_unix_s=unix_s, began_clock_s=clock_s, reason="No answer for 2 s.")
-        )
-        recorder.end_outage(outage, unix_s + 60, clock_s + 60)
-    for protocol in PROTOCOLS:
-        write_answer(recorder, number, protocol, clock_s)
+@dataclass(frozen=True)
+class Round:
+    """A probe and its answers."""
+
+    probe: Probe
+    answers: list[Answer]
 
 
-def write_answer(recorder: Recorder, number: int, protocol: str, clock_s: float) -> None:
-    answer = Answer(
-        id=0,
-        protocol=protocol,
-        window="auto",
-        prompt=number % 5,
-        repeat=number,
-        warm_up=False,
-        temperature=0.0,
-        seed=number,
-        started_unix_s=BEGAN_UNIX_S + clock_s,
-        clock_s=clock_s,
-        finished=False,
-    )
-    with recorder.together():
-        row = recorder.begin(answer)
-        rounds = 16 if protocol == "stream" else 8
-        for at in range(rounds):
-            round_ = Round(
-                protocol=protocol,
-                start=30 + at,
-                window=4,
-                accepted=1,
-                tokens=[12345] * (16 // rounds),
-                nodes=4,
-                uplink_bytes=87,
-                downlink_bytes=112,
-                timings=Timings(draft=0.0101234, uplink=0.0201234, verify=0.0301234),
-            )
-            recorder.add_round(row, at, 0.0512345 * at, round_)
-        recorder.add_rtts(row, [RttSample(0.0512345 * at, 0.0482713) for at in range(8)])
-        recorder.end(
-            row,
-            finished=True,
-            protocol_used="ahead" if protocol == "auto" else protocol,
-            prompt_tokens=30,
-            tokens=16,
-            finish_reason="length",
-            first_token_s=0.1234567,
-            total_s=0.9876543,
-            link=LINK,
-            choice=CHOICE if protocol == "auto" else None,
-            pings=2,
-        )
+@dataclass(frozen=True)
+class Case:
+    """Bounds of a file, and for how many days it is written."""
 
-
-def write(path: Path, watch: Watch, rounds: int) -> tuple[int, int, float]:
-    """Return the largest bytes of file and log, the bytes at the end, and ms of the last rounds."""
-    facts = Facts(
-        software="pilotfish",
-        settings=MatrixSettings(prompts=("Why is the sky blue?",), protocols=PROTOCOLS),
-        starts=(Start(unix_s=BEGAN_UNIX_S, host={}),),
-        drafter=Model("text"),
-        target=Model("made up"),
-        edge="tcp://127.0.0.1:7077",
-        edge_software="pilotfish",
-        draft_path="text",
-        keys_path=None,
-        note="made up",
-        energy=None,
-        watch=watch,
-    )
-    largest, took_ms = 0, []
-    with Recorder.create(path, facts) as recorder:
-        for number in range(rounds):
-            began_s = time.monotonic()
-            write_round(recorder, number)
-            forget_old(recorder, watch, number * EVERY_S)
-            took_ms.append((time.monotonic() - began_s) * 1e3)
-            sizes = [each.stat().st_size for each in path.parent.glob(f"{path.name}*")]
-            largest = max(largest, sum(sizes))
-    return largest, path.stat().st_size, median(took_ms[-500:])
+    name: str
+    days: float
+    keep_s: float | None = None
+    most_bytes: int | None = None
 
 
 def main() -> int:
-    args = options(__doc__).parse_args()
-    day = int(DAY_S / EVERY_S)
-    days = 6 if args.quick else 62
-    rows: Rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name, watch, length in (
-            ("without bounds", Watch(every_s=EVERY_S), days // 2 * day),
-            (
-                "31 days, 20 MB",
-                Watch(every_s=EVERY_S, keep_s=days // 2 * DAY_S, most_bytes=MOST_BYTES),
-                days * day,
-            ),
-        ):
-            largest, end, ms = write(Path(folder) / f"{len(rows)}.pilotfish", watch, length)
-            rows.append(
-                {
-                    "file": name,
-                    "days": length / day,
-                    "largest_mb": largest / 1e6,
-                    "end_mb": end / 1e6,
-                    "ms_a_round": ms,
-                }
-            )
-    goals: list[Goal] = [
-        at_most("MB of a month without bounds", rows[0]["end_mb"], 100.0),
-        at_most("largest MB with a bound of 20 MB", rows[1]["largest_mb"], MOST_BYTES / 1e6),
-        at_most("ms to write a round at the end", rows[0]["ms_a_round"], 50.0),
+    parser = options(__doc__ or "")
+    parser.add_argument("--days", type=float, help="length (30; with --quick 3)")
+    args = parser.parse_args()
+    days = args.days or (3.0 if args.quick else 30.0)
+    default = WatchSettings(edge="", out=Path())
+    few_bytes = round(1e6 * days)  # about a quarter of what such a time takes
+    cases = [
+        Case("none", days),
+        Case(f"--keep {days / 4:g}d", days, keep_s=days / 4 * DAY_S),
+        Case(f"--most-bytes {few_bytes / 1e6:g}MB", days, most_bytes=few_bytes),
+        Case("default", 1.1 * days, keep_s=default.keep_s, most_bytes=default.most_bytes),
     ]
-    columns = ("file", "days", "largest_mb", "end_mb", "ms_a_round")
-    return conclude(args, "a month of a watch", columns, rows, goals)
+    steps = Steps(1 + len(cases))
+    rows: Rows = []
+    goals: list[Goal] = []
+    with tempfile.TemporaryDirectory(prefix="pilotfish-month-") as name:
+        folder = Path(name)
+        steps.next("recording real rounds")
+        facts, rounds = real_rounds(folder)
+        for case in cases:
+            steps.next(f"bounds: {case.name}")
+            row, of_case = write(folder / "month.pilotfish", case, facts, rounds)
+            print(f"  {row}", file=sys.stderr)
+            rows.append(row)
+            goals += of_case
+    return conclude(args, title(args, rounds), COLUMNS, rows, goals)
+
+
+def title(args: argparse.Namespace, rounds: list[Round]) -> str:
+    tokens = {answer.tokens for each in rounds for answer in each.answers}
+    return f"a round: a probe and {len(PROTOCOLS)} answers of {max(tokens)} tokens"
+
+
+def real_rounds(folder: Path) -> tuple[Facts, list[Round]]:
+    """Watch a real edge for a short time; return the facts and the rounds of the file."""
+    _, target = tiny_pair(folder / "pair")
+    out, port, prompts = folder / "short.pilotfish", free_port(), folder / "prompts.txt"
+    prompts.write_text("abc\nbcd ef\nfed\n")
+    edge = CommandProcess(
+        *("edge", "serve", "--target", target, "--threads", 1),
+        *("--listen", f"tcp://127.0.0.1:{port}"),
+        log=folder / "edge.log",
+    )
+    try:
+        with Emulator(f"tcp://127.0.0.1:{port}", Conditions(rtt_s=RTT_S)) as link:
+            command = [sys.executable, "-m", "pilotfish", "field", "watch", "--out", str(out)]
+            command += ["--edge", link.endpoint, "--every", "6s", "--for", "36s", "--threads", "1"]
+            command += ["--protocols", ",".join(PROTOCOLS), "--prompts", str(prompts)]
+            subprocess.run(command, check=True, capture_output=True)
+    finally:
+        edge.kill()
+    with Run.open(out) as run:
+        answers = list(run.answers())
+        rounds = [
+            Round(probe, [each for each in answers if each.repeat == int(probe.clock_s // 6.0)])
+            for probe in run.probes()
+        ]
+        whole = [each for each in rounds if len(each.answers) == len(PROTOCOLS)]
+        if not whole:
+            raise SystemExit("no round was whole: is the machine very busy?")
+        return run.facts, whole
+
+
+def write(
+    path: Path, case: Case, facts: Facts, rounds: list[Round]
+) -> tuple[dict[str, Any], list[Goal]]:
+    """Write a file with the bounds of the case; return its figures, and how it keeps to them."""
+    watch = Watch(every_s=EVERY_S, keep_s=case.keep_s, most_bytes=case.most_bytes)
+    facts = replace(facts, watch=watch)
+    rows = RowBuffer(Recorder.create(path, facts), lambda: reopen(path, facts))
+    count, took_s, largest = round(case.days * DAY_S / EVERY_S), [], 0
+    for number in range(count):
+        clock_s = number * EVERY_S + 0.125
+        took_s.append(timed(partial(write_round, rows, facts, rounds, number, clock_s)))
+        largest = max(largest, size(path))
+        if rows.problem:
+            raise SystemExit(rows.problem)
+    rows.close()
+    open_s = timed(lambda: reopen(path, facts).close())
+    with Run.open(path) as run:
+        times_s = [probe.clock_s for probe in run.probes()]
+    some = max(1, min(288, count // 3))
+    first_s, last_s = np.array(took_s[:some]), np.array(took_s[-some:])
+    row = {
+        "bounds": case.name,
+        "days": case.days,
+        "days kept": round(len(times_s) * EVERY_S / DAY_S, 2),
+        "largest MB": round(largest / 1e6, 1),
+        "bytes at the end": size(path),
+        "kB a round": round(size(path) / len(times_s) / 1e3, 1),
+        "write ms": round(1e3 * float(np.median(first_s)), 1),
+        "at the end ms": round(1e3 * float(np.median(last_s)), 1),
+        "longest ms": round(1e3 * max(took_s), 1),
+        "open s": round(open_s, 2),
+    }
+    path.unlink()
+    return row, goals(case, row, largest, times_s)
+
+
+def goals(case: Case, row: dict[str, Any], largest: int, times_s: list[float]) -> list[Goal]:
+    name = f"bounds {case.name}"
+    results = [
+        at_least(f"{name}: days kept", row["days kept"], 1.0 / 288),
+        at_most(f"{name}: ms to write a round at the end", row["at the end ms"], 50.0),
+    ]
+    if case.most_bytes is not None:
+        results.append(at_most(f"{name}: largest file and log, bytes", largest, case.most_bytes))
+    if case.keep_s is not None:
+        age_s = times_s[-1] - times_s[0]
+        results.append(at_most(f"{name}: age of the oldest row, s", age_s, case.keep_s + EVERY_S))
+    return results
+
+
+def write_round(
+    rows: RowBuffer, facts: Facts, rounds: list[Round], number: int, clock_s: float
+) -> None:
+    """Write a round as a watch does."""
+    template = rounds[number % len(rounds)]
+    unix_s = facts.starts[0].unix_s + clock_s
+    rows.add_probe(
+        replace(
+            template.probe,
+            clock_s=clock_s,
+            began_unix_s=unix_s,
+            signal=dict(SIGNAL),
+            position=dict(POSITION),
+        )
+    )
+    for answer in template.answers:
+        begun = replace(answer, clock_s=clock_s + 1, started_unix_s=unix_s + 1, repeat=number)
+        answer_id = rows.begin(begun)
+        for at, (at_s, round_) in enumerate(zip(answer.at_s, answer.rounds, strict=True)):
+            rows.add_round(answer_id, at, at_s, round_)
+        rows.add_rtts(answer_id, answer.rtts)
+        columns = {each.name: getattr(answer, each.name) for each in fields(Answer)}
+        rows.end(answer_id, **{key: columns[key] for key in columns if key not in BEGUN})
+    assert facts.watch is not None
+    rows.tidy(partial(forget_old, watch=facts.watch, clock_s=clock_s))
+
+
+def size(path: Path) -> int:
+    """Return the bytes of the file and of SQLite's log."""
+    log = path.with_name(f"{path.name}-wal")
+    return path.stat().st_size + (log.stat().st_size if log.exists() else 0)
+
+
+def timed(act: Callable[[], object]) -> float:
+    begun_s = time.perf_counter()
+    act()
+    return time.perf_counter() - begun_s
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -1,15 +1,16 @@
 """``--config FILE``: read the flags of a daemon from a TOML file.
 
 Each key of the file is a flag's long name, with dashes or underscores. ``true`` sets a flag that
-takes no value, ``false`` leaves this flag out, and a list repeats a flag. So the file and the
-command line have the same names, defaults and checks. The command line takes precedence.
+takes no value, and ``false`` leaves this flag out. A list repeats a flag that may be repeated, and
+is the value A,B,… of any other. So the file and the command line have the same names, defaults and
+checks. The command line takes precedence.
 """
 
 import argparse
 import re
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,6 +24,7 @@ else:
     import tomli as tomllib
 
 _MAX_BYTES = 64 * 1024
+_PLAIN = {str, int, float}
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
@@ -44,12 +46,16 @@ class ConfiguredParser(argparse.ArgumentParser):
         self._file = _config_path(words) if self.reads_files else None
         if self._file is None:
             return super().parse_known_args(words, namespace)
-        flags = list(_flags(self._file))
+        flags = list(_flags(self._file, self._may_repeat))
         parsed, rest = super().parse_known_args([*flags, *words], namespace)
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         parsed.again = partial(self.parse_args, words)
         return parsed, rest
+
+    def _may_repeat(self, flag: str) -> bool:
+        """Return whether a flag takes one more value each time."""
+        return isinstance(self._option_string_actions.get(flag), argparse._AppendAction)
 
     def error(self, message: str) -> NoReturn:
         """End the program with this error; if a file was read, the error names the file."""
@@ -94,7 +100,7 @@ def _config_path(words: Sequence[str]) -> Path | None:
     return path
 
 
-def _flags(path: Path) -> Iterator[str]:
+def _flags(path: Path, may_repeat: Callable[[str], bool]) -> Iterator[str]:
     for key, value in read_settings(path).items():
         flag = "--" + key.replace("_", "-")
         if flag == "--config":
@@ -102,7 +108,10 @@ def _flags(path: Path) -> Iterator[str]:
         # a `help` key would end the daemon, on SIGHUP too
         if flag == "--help" or not _KEY.fullmatch(key):
             raise ConfigError(f"{path}: {key!r} is not a setting of this command.")
-        for each in value if isinstance(value, list) else [value]:
+        values = value if isinstance(value, list) else [value]
+        if len(values) > 1 and not may_repeat(flag) and {type(each) for each in values} <= _PLAIN:
+            values = [",".join(map(str, values))]
+        for each in values:
             if isinstance(each, bool):
                 if each:
                     yield flag

@@ -22,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--idle-s", type=float, default=60.0)
     serve.add_argument("--quiet", action="store_true")
     serve.add_argument("--also", action="append", default=[])
+    serve.add_argument("--names", type=lambda text: text.split(","))
     other = actions.add_parser("other")
     other.add_argument("--target")
     return top
@@ -52,6 +53,18 @@ def test_the_command_line_wins_wherever_it_stands(file: Path, before: bool) -> N
 def test_false_leaves_a_flag_out(file: Path) -> None:
     file.write_text('target = "model"\nquiet = false\n')
     assert parser().parse_args(["serve", "--config", str(file)]).quiet is False
+
+
+def test_a_list_is_all_values_of_a_flag_that_takes_several(file: Path) -> None:
+    """argparse alone would keep the last value."""
+    file.write_text('target = "model"\nnames = ["a", "b"]\n')
+    assert parser().parse_args(["serve", "--config", str(file)]).names == ["a", "b"]
+
+
+def test_a_list_is_not_one_of_its_values(file: Path) -> None:
+    file.write_text('target = "model"\nsessions = [3, 4]\n')
+    with pytest.raises(ConfigError, match=r"sessions: .*'3,4'"):
+        parser().parse_args(["serve", "--config", str(file)])
 
 
 def test_read_again_it_is_as_it_stands_now(file: Path) -> None:

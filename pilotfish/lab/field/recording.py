@@ -253,20 +253,28 @@ class Recorder:
         return cursor.lastrowid
 
     def forget(self, before_clock_s: float) -> None:
-        """Delete what ended before this time of the run's clock; the facts stay.
+        """Delete what began before this time of the run's clock, and ended outages; facts stay.
 
-        Later rows take the space, so the file does not become smaller.
+        Later rows take the space, so the file does not become smaller. Rows have ascending times,
+        so this reads only what it deletes, and not the whole file of a month.
         """
-        old_answers = "(SELECT id FROM answers WHERE clock_s < ?)"
         with self._writing() as database:
-            for statement in (
-                f"DELETE FROM rounds WHERE answer IN {old_answers}",
-                f"DELETE FROM rtts WHERE answer IN {old_answers}",
-                "DELETE FROM answers WHERE clock_s < ?",
-                "DELETE FROM probes WHERE clock_s < ?",
-                "DELETE FROM outages WHERE ended_clock_s < ?",
-            ):
-                database.execute(statement, (before_clock_s,))
+            answer = self._first_since("answers", before_clock_s)
+            database.execute("DELETE FROM rounds WHERE answer < ?", (answer,))
+            database.execute("DELETE FROM rtts WHERE answer < ?", (answer,))
+            database.execute("DELETE FROM answers WHERE id < ?", (answer,))
+            probe = self._first_since("probes", before_clock_s)
+            database.execute("DELETE FROM probes WHERE id < ?", (probe,))
+            database.execute("DELETE FROM outages WHERE ended_clock_s < ?", (before_clock_s,))
+
+    def _first_since(self, table: str, clock_s: float) -> int:
+        """Return the id of the first row since this time; without such a row, the next id."""
+        row = self._database.execute(
+            f"SELECT coalesce((SELECT id FROM {table} WHERE clock_s >= ? ORDER BY id LIMIT 1), "
+            f"(SELECT max(id) + 1 FROM {table}), 0)",
+            (clock_s,),
+        ).fetchone()
+        return int(row[0])
 
     def last_probe_s(self) -> float | None:
         """Return the time of the newest probe by the run's clock; None without probes."""

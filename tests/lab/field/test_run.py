@@ -331,6 +331,23 @@ def test_what_is_old_is_deleted_and_its_space_is_used_again(path):
         assert run.last_moment().clock_s == 139.5
 
 
+def test_deleting_reads_only_what_it_deletes(path):
+    """A watch deletes after each round, and its file has 35,000 answers after a month."""
+    steps: list[int] = []
+    with Recorder.create(path, FACTS) as recorder:
+        with recorder.together():
+            for repeat in range(2000):
+                recorder.begin(replace(requests(repeat=repeat), clock_s=float(repeat)))
+                recorder.add_probe(replace(PROBE, clock_s=float(repeat)))
+        recorder._database.set_progress_handler(lambda: steps.append(10), 10)
+        recorder.forget(3.0)
+        recorder._database.set_progress_handler(None, 0)
+        assert recorder.oldest_s() == 3.0
+    with Run.open(path) as run:
+        assert len(list(run.probes())) == len(list(run.answers(finished=False))) == 1997
+    assert sum(steps) < 2000
+
+
 def test_a_file_has_one_writer(written):
     with Recorder.resume(written), pytest.raises(RunFileError, match="is writing"):
         Recorder.resume(written)
