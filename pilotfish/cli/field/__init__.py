@@ -1,4 +1,4 @@
-"""``pilotfish field``: measure latency, compare drafters, report, replay runs, plot papers."""
+"""``pilotfish field``: measure latency, compare drafters, load edges, report, replay, papers."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -6,7 +6,7 @@ from importlib import import_module
 from pilotfish.cli import named_in
 from pilotfish.cli.options import Commands, choices_of
 
-_ACTIONS = ("measure", "compare", "report", "replay", "paper")
+_ACTIONS = ("measure", "compare", "load", "report", "replay", "paper")
 
 
 def add_to(commands: Commands, arguments: Sequence[str] = ()) -> None:
