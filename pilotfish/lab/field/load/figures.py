@@ -45,22 +45,30 @@ class PointFigures(Struct, frozen=True, kw_only=True):
     edge_cpu_ms: float | None
     tokens_per_round: float | None
 
-    def holds(self, limit_s: float) -> bool:
-        """Whether no answer failed, and nine of ten took at most this time a token."""
-        return not self.failed and self.token_ms is not None and self.token_ms.p90 <= limit_s * 1e3
+    def holds(self, limit_s: float) -> bool | None:
+        """Whether no answer failed, and nine of ten took at most this time a token.
+
+        None: there are too few answers to tell.
+        """
+        if self.failed:
+            return False
+        return None if self.token_ms is None else self.token_ms.p90 <= limit_s * 1e3
 
 
 class Carried(Struct, frozen=True, kw_only=True):
     """The number of devices that an edge carries in one way.
 
-    at_least: no measured number was too large, so the edge may carry more.
+    devices: None: no point had enough answers. at_least: no measured number was too large, so the
+    edge may carry more.
     """
 
     way: str
-    devices: int
+    devices: int | None
     at_least: bool
 
     def __str__(self) -> str:
+        if self.devices is None:
+            return "–"
         return f"≥ {self.devices}" if self.at_least else str(self.devices)
 
 
@@ -98,23 +106,29 @@ def percentiles(seconds: Sequence[float]) -> Percentiles | None:
     return Percentiles(p50=float(p50), p90=float(p90))
 
 
-def next_count(counts: Sequence[int], held: Mapping[int, bool]) -> int | None:
+def next_count(counts: Sequence[int], held: Mapping[int, bool | None]) -> int | None:
     """Return the number of devices to measure next; None if the limit is found.
 
-    counts: the numbers that are tried in ascending order. held: whether a measured number holds.
-    After the first that does not, the gap below it is bisected.
+    counts: the numbers that are tried in ascending order. held: whether a measured number holds;
+    None: unknown. After the first that does not, the gap below it is bisected.
     """
-    over = min((count for count, holds in held.items() if not holds), default=None)
+    over = _over(held)
     for count in sorted(counts):
         if count not in held and (over is None or count < over):
             return count
     if over is None:
         return None
     under = _largest(held, over)
-    return (under + over) // 2 if over - under > 1 else None
+    middle = (under + over) // 2
+    return middle if middle > under and middle not in held else None
 
 
-def _largest(held: Mapping[int, bool], over: int) -> int:
+def _over(held: Mapping[int, bool | None]) -> int | None:
+    """Return the smallest number that does not hold; None if there is none."""
+    return min((count for count, holds in held.items() if holds is False), default=None)
+
+
+def _largest(held: Mapping[int, bool | None], over: int) -> int:
     return max((count for count, holds in held.items() if holds and count < over), default=0)
 
 
@@ -124,6 +138,8 @@ def carried(way: str, measured: Iterable[PointFigures], limit_s: float) -> Carri
     Only measured numbers count; nothing is interpolated.
     """
     held = {each.devices: each.holds(limit_s) for each in measured if each.way == way}
-    over = min((count for count, holds in held.items() if not holds), default=None)
+    if all(holds is None for holds in held.values()):
+        return Carried(way=way, devices=None, at_least=False)
+    over = _over(held)
     most = _largest(held, max(held, default=0) + 1 if over is None else over)
     return Carried(way=way, devices=most, at_least=over is None and most > 0)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _COMMAND = (sys.executable, "-m", "pilotfish.lab.field.load.worker")
 _SILENCE_S = 900.0  # longest time without any answer
 _TICK_S = 0.2
-_MOST_ERRORS = 20  # failed answers after which a point ends
+_MOST_ERRORS = 10  # failed answers after which a point ends
 _LEAD_S = 0.05  # from the request to begin until the load begins
 
 Progress = Callable[[float], None]

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from pilotfish.lab.field.load.recorded_drafter import RecordedSource
 
 _SWITCH_S = 5e-4  # so that a thread that has slept goes on soon
 _TICK_S = 0.02
-_AFTER_ERROR_S = 1.0
+_AFTER_ERROR_S = 0.5
 
 
 class Devices(Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class Worker:
 
     def send(self, message: dict[str, Any]) -> None:
         """Send a message to the parent; one thread at a time."""
-        with self._sending:
+        with self._sending, suppress(OSError):  # the parent may have ended
             self._pipe.send(message)
 
     def end(self) -> None:
