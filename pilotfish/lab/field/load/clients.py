@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -101,7 +103,6 @@ class ServiceClient:
         self._connection = http.client.HTTPConnection(
             parts.hostname, parts.port or 80, timeout=_PATIENCE_S
         )
-        self._closed = False
 
     def ask(self, device: int, prompt: int, asked_s: float) -> TimedAnswer:
         """Ask one of the prompts."""
@@ -151,8 +152,11 @@ class ServiceClient:
         return tokens
 
     def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
+        """End the connection; a thread that reads from it gets an error."""
+        connected = self._connection.sock
+        if connected is not None:
+            with suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
 
 
 MakeClient = Callable[[int], Client]  # from the number of a device to its client
