@@ -76,11 +76,11 @@ class Bench:
         subprocess.run(words, check=True, env=environment, stdout=subprocess.DEVNULL)
         (benchmark,) = json.loads(out.read_text())["benchmarks"]
         metrics = benchmark["metrics"]
-        asked = benchmark["requests"]["successful"]
+        requests = benchmark["requests"]["successful"]
         return {
-            "answers": len(asked),
-            "first_ms": median(each["time_to_first_token_ms"] for each in asked),
-            "token_ms": median(each["inter_token_latency_ms"] for each in asked),
+            "answers": len(requests),
+            "first_ms": median(each["time_to_first_token_ms"] for each in requests),
+            "token_ms": median(each["inter_token_latency_ms"] for each in requests),
             "tokens_per_s": metrics["output_tokens_per_second"]["successful"]["mean"],
         }
 
@@ -93,14 +93,14 @@ class Bench:
         words += ["--warm-up", "2s", "--at", "999s", "--protocols", "stream", "--processes", 1]
         subprocess.run([*map(str, words)], check=True, stdout=subprocess.DEVNULL)
         point = Results.read(out / "load.json").points[0]
-        found = figures(point)
-        assert found.first_token_ms is not None
-        assert found.token_ms is not None
+        result = figures(point)
+        assert result.first_token_ms is not None
+        assert result.token_ms is not None
         return {
-            "answers": found.n,
-            "first_ms": found.first_token_ms.p50,
-            "token_ms": found.token_ms.p50,
-            "tokens_per_s": found.tokens_per_s,
+            "answers": result.n,
+            "first_ms": result.first_token_ms.p50,
+            "token_ms": result.token_ms.p50,
+            "tokens_per_s": result.tokens_per_s,
         }
 
     def turn(self, guidellm: str, turn: int, steps: Steps) -> Rows:
@@ -108,11 +108,11 @@ class Bench:
         steps.next("GuideLLM")
         rows: Rows = [{"generator": "GuideLLM", **self.guidellm(guidellm, turn)}]
         steps.next("field load over HTTP")
-        found = self.field_load("http", turn, "--service", self._service)
-        rows.append({"generator": "field load over HTTP", **found})
+        result = self.field_load("http", turn, "--service", self._service)
+        rows.append({"generator": "field load over HTTP", **result})
         steps.next("field load on the wire")
-        found = self.field_load("wire", turn, "--edge", self._edge)
-        rows.append({"generator": "field load on the wire", **found})
+        result = self.field_load("wire", turn, "--edge", self._edge)
+        rows.append({"generator": "field load on the wire", **result})
         return [{**row, "turn": turn} for row in rows]
 
 
@@ -176,8 +176,8 @@ def main() -> int:
                     rows += bench.turn(args.guidellm, turn, steps)
             finally:
                 service.end()
-    shown = [*rows, *summarize(rows)]
-    return conclude(args, "load generators", COLUMNS, shown, judge(rows))
+    table = [*rows, *summarize(rows)]
+    return conclude(args, "load generators", COLUMNS, table, judge(rows))
 
 
 if __name__ == "__main__":

@@ -198,21 +198,21 @@ def _prepare(settings: LoadSettings, questions: Sequence[Any]) -> tuple[Load, De
         rate=None if settings.rate is None else settings.rate * _PER_MINUTE,
         services=list(settings.service),
     )
-    kept = Record([])
+    recording = Record([])
     target, digest = ",".join(settings.service), ""
     if settings.service:
         devices = structs.replace(devices, prompts=list(questions), max_tokens=settings.max_tokens)
     else:
-        kept, welcome = _record(settings, questions)
+        recording, welcome = _record(settings, questions)
         target, digest = welcome.model, welcome.digest or ""
         keys = None if settings.keys is None else str(settings.keys)
         devices = structs.replace(devices, keys=keys, record=str(settings.out / _DRAFTS))
     load = Load(
         target=target,
         digest=digest,
-        drafter=kept.drafter,
-        draft_s=kept.draft_s,
-        read_s=kept.read_s,
+        drafter=recording.drafter,
+        draft_s=recording.draft_s,
+        read_s=recording.read_s,
         prompts=hashlib.sha256(msgspec.json.encode(questions)).hexdigest(),
         max_tokens=settings.max_tokens,
         think_s=settings.think_s,
@@ -261,10 +261,10 @@ def _record(settings: LoadSettings, questions: Sequence[Any]) -> tuple[Record, W
         answers = _answers(settings, device, header, vocabulary.vocab_size)
         if not path.exists():
             prompts = [device.prompt(questions[answer.prompt]).ids for answer in answers]
-            kept = record_without_drafter(prompts, answers)
+            recording = record_without_drafter(prompts, answers)
             if settings.draft is not None:
-                kept = _read_drafts(settings, header, answers, vocabulary)
-            _paced(kept, settings.draft_ms).save(path)
+                recording = _read_drafts(settings, header, answers, vocabulary)
+            _paced(recording, settings.draft_ms).save(path)
     return Record.load(path), welcome
 
 
@@ -301,17 +301,22 @@ def _read_drafts(
         display.show("opening the drafter", 0, None)
         (contender,) = open_contenders([name], vocabulary, settings)
         report = display.counter("the drafter reads, answers", len(answers))
-        kept = record(contender, header, answers, report)
+        recording = record(contender, header, answers, report)
         contender.drafter.release()
-    return kept
+    return recording
 
 
-def _paced(kept: Record, draft_ms: float | None) -> Record:
+def _paced(recording: Record, draft_ms: float | None) -> Record:
     """Set the time of a draft, and that of a prompt's token in proportion."""
-    if draft_ms is None or not kept.draft_s:
-        return kept
+    if draft_ms is None or not recording.draft_s:
+        return recording
     draft_s = draft_ms * 1e-3
-    return Record(kept.answers, kept.drafter, draft_s, kept.read_s * draft_s / kept.draft_s)
+    return Record(
+        recording.answers,
+        recording.drafter,
+        draft_s,
+        recording.read_s * draft_s / recording.draft_s,
+    )
 
 
 def _draw(settings: LoadSettings, measured: Sequence[PointFigures]) -> None:

@@ -9,7 +9,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -91,8 +91,8 @@ def _by_round(
 class ServiceClient:
     """A client of an OpenAI-compatible service, which streams chat completions.
 
-    url: of the service, ``http://HOST:PORT``. A chunk with content counts as one token, and the
-    service's count of tokens as the answer's length.
+    url: the service's address, ``http://HOST:PORT``. A chunk with content counts as one token; the
+    service's count of tokens is the answer's length.
     """
 
     def __init__(self, url: str, prompts: Sequence[Any], max_tokens: int) -> None:
@@ -157,6 +157,3 @@ class ServiceClient:
         if connected is not None:
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
-
-
-MakeClient = Callable[[int], Client]  # from the number of a device to its client

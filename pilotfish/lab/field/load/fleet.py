@@ -32,7 +32,7 @@ _COMMAND = (sys.executable, "-m", "pilotfish.lab.field.load.worker")
 _SILENCE_S = 900.0  # longest time without any answer
 _TICK_S = 0.2
 _MOST_ERRORS = 10  # failed answers after which a point ends
-_LEAD_S = 0.05  # from the request to begin until the load begins
+_LEAD_S = 0.05  # time between the request to begin and the load
 
 Progress = Callable[[float], None]
 Cpu = Callable[[], "float | None"]  # CPU seconds of the edge so far; None if they are unknown
@@ -51,7 +51,8 @@ class Window:
 class Measured:
     """A measured window. begin_s, end_s: on the monotonic clock.
 
-    answers: of the questions that came in the window. tokens: tokens that arrived in the window.
+    answers: the answers to the questions of the window. tokens: number of tokens that arrived in
+    the window.
     edge_cpu_s: CPU seconds of the edge in the window; None if they are unknown.
     """
 

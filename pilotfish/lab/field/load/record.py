@@ -131,11 +131,11 @@ def record(
             drafter.start(prompt)
             drafter.prefill(prompt.ids)
             reading_s.append((time.perf_counter() - begun_s) / len(prompt.ids))
-            kept = _read(contender, prompt.ids, np.asarray(answer.tokens, np.uint32))
+            entry = _read(contender, prompt.ids, np.asarray(answer.tokens, np.uint32))
         except PromptTooLongError:
             continue
-        contender.agreed[answer.prompt] = kept.ids[:, 0] == kept.answer
-        done.append(kept)
+        contender.agreed[answer.prompt] = entry.ids[:, 0] == entry.answer
+        done.append(entry)
     if not done:
         raise UnsupportedError(
             "The drafter's context can hold no prompt together with its answer: lower --max-tokens."
@@ -148,12 +148,14 @@ def _read(contender: Contender, prompt: Ids, answer: Ids) -> RecordedAnswer:
     """Keep the best predictions of each token of an answer."""
     text = np.concatenate([prompt, answer])
     ids = np.zeros((len(answer), BEST), np.uint32)
-    kept = np.full((len(answer), BEST), -np.inf, np.float32)
-    kept[:, 0] = 0.0  # where the drafter predicts nothing
+    log_probabilities = np.full((len(answer), BEST), -np.inf, np.float32)
+    log_probabilities[:, 0] = 0.0  # where the drafter predicts nothing
     for positions, logits in predictions(contender.drafter, text, len(prompt)):
         best = np.argsort(logits, axis=1)[:, : -BEST - 1 : -1]
         highest = logits.max(axis=1, keepdims=True)
         total = highest + np.log(np.exp(logits - highest).sum(axis=1, keepdims=True))
         ids[positions, : best.shape[1]] = best
-        kept[positions, : best.shape[1]] = np.take_along_axis(logits - total, best, axis=1)
-    return RecordedAnswer(prompt, answer, ids, kept)
+        log_probabilities[positions, : best.shape[1]] = np.take_along_axis(
+            logits - total, best, axis=1
+        )
+    return RecordedAnswer(prompt, answer, ids, log_probabilities)

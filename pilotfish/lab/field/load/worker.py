@@ -38,8 +38,9 @@ _AFTER_ERROR_S = 0.5
 class Devices(Struct, frozen=True, kw_only=True):
     """The devices of one process.
 
-    numbers: of the devices. edge, keys, record: of devices on the wire, with the options of their
-    answers. services, prompts, max_tokens: of clients of services, which share the addresses.
+    numbers: the devices' numbers. edge, keys, record: what devices on the wire need; options: those
+    of their answers. services, prompts, max_tokens: what clients of services need; they are spread
+    over the services.
     """
 
     numbers: list[int]

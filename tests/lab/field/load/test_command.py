@@ -126,10 +126,10 @@ def test_a_record_that_is_saved_is_the_same(measured, tmp_path):
 def test_a_limit_that_nothing_holds(pair, edge, prompts, tmp_path, capsys):
     options = ["--edge", edge.endpoint, "--prompts", prompts, "--out", tmp_path / "out"]
     assert load(*options, "--protocols", "stream", "--devices", "2,4", "--at", "1us") == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     results = Results.read(tmp_path / "out" / "load.json")
     assert [point.devices for point in results.points] == [2, 1]  # bisected, and not 4
-    assert "devices at 0.001 ms a token" in told
+    assert "devices at 0.001 ms a token" in output
 
 
 def test_few_answers_are_not_drawn(edge, prompts, tmp_path, capsys):

@@ -38,9 +38,9 @@ def by_rank(values, share):
 @pytest.mark.parametrize("count", [20, 21, 37, 100])
 def test_percentiles_by_enumeration(count):
     values = [((37 * number) % 101) * 1e-3 for number in range(count)]
-    found = percentiles(values)
-    assert found.p50 == pytest.approx(1e3 * by_rank(values, 0.5))
-    assert found.p90 == pytest.approx(1e3 * by_rank(values, 0.9))
+    result = percentiles(values)
+    assert result.p50 == pytest.approx(1e3 * by_rank(values, 0.5))
+    assert result.p90 == pytest.approx(1e3 * by_rank(values, 0.9))
 
 
 def test_fewer_than_twenty_answers_have_no_percentile():
@@ -54,28 +54,28 @@ def test_fewer_than_twenty_answers_have_no_percentile():
 
 
 def test_the_figures_of_a_point():
-    found = figures(point(4, [40.0] * 18 + [90.0] * 2, edge_cpu_s=4.0))
-    assert found.token_ms.p50 == pytest.approx(40.0)
-    assert found.first_token_ms.p90 == pytest.approx(500.0)
-    assert found.tokens_per_s == 40.0
-    assert found.edge_ms == pytest.approx(20.0)
-    assert found.edge_cpu_ms == pytest.approx(10.0)
-    assert found.tokens_per_round == 1.0
+    result = figures(point(4, [40.0] * 18 + [90.0] * 2, edge_cpu_s=4.0))
+    assert result.token_ms.p50 == pytest.approx(40.0)
+    assert result.first_token_ms.p90 == pytest.approx(500.0)
+    assert result.tokens_per_s == 40.0
+    assert result.edge_ms == pytest.approx(20.0)
+    assert result.edge_cpu_ms == pytest.approx(10.0)
+    assert result.tokens_per_round == 1.0
 
 
 def test_an_answer_that_failed_is_no_answer_and_no_point_holds_with_one():
     failed = TimedAnswer(device=1, prompt=0, asked_s=2.0, error="busy")
     answers = [*(answer(0.04) for _ in range(30)), failed]
-    found = figures(point(2, [], answers=answers))
-    assert (found.n, found.failed) == (30, 1)
-    assert not found.holds(0.1)
+    result = figures(point(2, [], answers=answers))
+    assert (result.n, result.failed) == (30, 1)
+    assert not result.holds(0.1)
 
 
 def test_an_answer_of_one_message_has_no_time_per_token():
     whole = answer(0.04, arrivals=[(1.5, 5)])
-    found = figures(point(1, [], answers=[answer(0.04) for _ in range(19)] + [whole]))
-    assert found.first_token_ms is not None
-    assert found.token_ms is None
+    result = figures(point(1, [], answers=[answer(0.04) for _ in range(19)] + [whole]))
+    assert result.first_token_ms is not None
+    assert result.token_ms is None
 
 
 @dataclass
@@ -99,9 +99,9 @@ def test_the_search_finds_every_limit(most):
     measured = [
         figures(point(count, [50.0 if holds else 150.0] * 20)) for count, holds in held.items()
     ]
-    found = carried("stream", measured, 0.1)
-    assert (found.devices, found.at_least) == (min(most, 16), most >= 16)
-    assert str(found) == ("≥ 16" if most >= 16 else str(most))
+    result = carried("stream", measured, 0.1)
+    assert (result.devices, result.at_least) == (min(most, 16), most >= 16)
+    assert str(result) == ("≥ 16" if most >= 16 else str(most))
     assert max(held) <= max(1, min(16, 2 * most))  # no edge is loaded beyond the first limit
 
 
