@@ -52,7 +52,8 @@ class Device:
     `beside` makes devices for further conversations. Calls from other threads wait for their turn,
     in the order of request; a call from a thread that has a stream open raises `DeviceInUseError`.
 
-    draft: the drafter's artifact, or "text": draft without a model, by repeating earlier text. If
+    draft: the drafter's artifact, or "text": draft without a model, by repeating earlier text; or
+    an opened source of drafts, which then determines draft_text, texts and share_texts. If
     the vocabularies differ, the device fetches the target's vocabulary from the edge and caches it;
     it calls on_fetch with the number of bytes fetched so far and the total.
     draft_text: True: a drafter with a model also drafts by repeating earlier text.
@@ -84,7 +85,7 @@ class Device:
 
     def __init__(
         self,
-        draft: str | Path,
+        draft: str | Path | DraftSource,
         edge: str | None = None,
         keys: str | Path | None = None,
         *,
@@ -109,7 +110,11 @@ class Device:
         self._link: EdgeLink | None = None
         self._turns = DeviceTurns()
         self._shares = share_texts
-        source = DraftSource.open(draft, text=draft_text, text_location=texts, shared=share_texts)
+        source = draft
+        if not isinstance(source, DraftSource):
+            source = DraftSource.open(
+                source, text=draft_text, text_location=texts, shared=share_texts
+            )
         if source.artifact is None and (edge is None or on_link_loss == "local"):
             raise UnsupportedError(
                 "The drafter text only repeats earlier text: give the device an edge, and "

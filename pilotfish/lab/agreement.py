@@ -89,11 +89,7 @@ def agreement(
         drafter.end(text)
         return by_passes
     drafts = np.full(len(expected), -1, dtype=np.int64)
-    if isinstance(drafter, ModelDrafter):
-        predictions = _predict_in_wide_passes(drafter, text, start)
-    else:
-        predictions = _predict_one_by_one(drafter, text, start)
-    for positions, logits in predictions:
+    for positions, logits in predictions(drafter, text, start):
         if sampling.sampling.greedy:
             drafts[positions] = logits.argmax(axis=1)
         else:
@@ -129,6 +125,20 @@ def _read_pass_by_pass(
             if not agreed[at - 1]:
                 break
     return agreed
+
+
+def predictions(
+    drafter: Drafter, text: Ids, start: int
+) -> Iterator[tuple[NDArray[np.int64], Floats]]:
+    """Predict each token of a text u32 [n] after the first ``start``, from the tokens before it.
+
+    Yields m positions (from 0 after ``start``), i64 [m], with their logits over the target's
+    tokens, [m, V]; leaves out positions at which the drafter drafts nothing. The drafter must have
+    started with this prompt. Raises `PromptTooLongError` if the text exceeds its context.
+    """
+    if isinstance(drafter, ModelDrafter):
+        return _predict_in_wide_passes(drafter, text, start)
+    return _predict_one_by_one(drafter, text, start)
 
 
 def _predict_one_by_one(

@@ -7,7 +7,7 @@ from pilotfish.cli import named_in
 from pilotfish.cli.configuration import ConfiguredParser
 from pilotfish.cli.options import Commands, choices_as
 
-_ACTIONS = ("measure", "watch", "compare", "report", "replay", "export", "paper")
+_ACTIONS = ("measure", "watch", "load", "compare", "report", "replay", "export", "paper")
 
 
 def add_to(commands: Commands, arguments: Sequence[str] = ()) -> None:
