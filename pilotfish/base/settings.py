@@ -18,6 +18,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_ori
 import msgspec
 from msgspec import NODEFAULT, Meta, Struct, structs
 
+from pilotfish.base.struct_types import gathered
+
 REQUIRED = NODEFAULT
 _Settings = TypeVar("_Settings", bound=Struct)
 _META_FIELDS = ("ge", "gt", "le", "title", "description", "extra")
@@ -128,7 +130,7 @@ def with_live_changes(old: _Settings, new: _Settings) -> _Settings:
 def converted(values: Mapping[str, Any], struct: type[_Settings]) -> _Settings:
     """Return a struct with these values; `ValueError` names the field with a faulty value."""
     try:
-        return msgspec.convert(values, struct)
+        return msgspec.convert(values, gathered(struct))
     except msgspec.ValidationError as error:
         raise ValueError(_explained(str(error), struct)) from error
     except UnicodeEncodeError as error:  # msgspec raises it for such a text in place of a number

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import PairMismatchError
+from pilotfish.base.struct_types import gathered
 from pilotfish.engines.cache import cache_directory, keep_newest, replace_file
 from pilotfish.engines.foreign import UNIGRAM_UNSHARED
 from pilotfish.engines.token_bytes import BYTE_TOKEN
@@ -218,7 +219,7 @@ def _read(path: Path, drafter: Vocabulary, target: Vocabulary) -> SharedTokens |
             digest, content = opened.read(32), opened.read(MOST_BYTES)
         if hashlib.sha256(content).digest() != digest:
             raise ValueError("it is damaged")
-        file = msgspec.msgpack.decode(content, type=_StoredPair)
+        file = msgspec.msgpack.decode(content, type=gathered(_StoredPair))
         if (file.rule, file.drafter, file.target) != (RULE, drafter.digest, target.digest):
             raise ValueError("it belongs to another pair")
         shared = SharedTokens(

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from pilotfish.base.struct_types import gathered
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.unigram import is_unigram
 
@@ -174,7 +175,7 @@ def check_foreign(text: str) -> None:
         content = json.loads(text, object_pairs_hook=_unique_object)
         if isinstance(content, dict) and is_unigram(content):
             raise ArtifactError(UNIGRAM_UNSHARED)
-        file = msgspec.convert(content, _TokenizerFile)
+        file = msgspec.convert(content, gathered(_TokenizerFile))
         growth = _growth(file.normalizer)
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"this tokenizer is not of a supported kind: {error}") from None

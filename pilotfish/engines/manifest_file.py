@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from pilotfish.base.reading import read_content, reading_file
+from pilotfish.base.struct_types import gathered
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import (
     FORMAT,
@@ -44,14 +45,14 @@ def read_manifest(directory: Path) -> Manifest:
                 "Make one with `pilotfish export model SOURCE --out DIR`"
             ) from None
     with reading_file(partial(_invalid_error, directory)):
-        number = msgspec.json.decode(data, type=FormatNumber).format
+        number = msgspec.json.decode(data, type=gathered(FormatNumber)).format
         if number != FORMAT:
             raise ArtifactError(
                 f"The manifest of {directory} has format {number}, but this version reads "
                 f"format {FORMAT}: "
                 "export the model again, or install the version that made it"
             )
-        manifest = msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(data, type=gathered(Manifest))
     _check_consistency(directory, manifest)
     return manifest
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from pilotfish.base.reading import reading_file
+from pilotfish.base.struct_types import gathered
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.chat_formats import ChatFormat, chat_format_of
 from pilotfish.engines.engine_errors import ArtifactError, TemplateError
@@ -76,7 +77,7 @@ class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, dict=True, omit_defa
     def decode(cls, data: bytes, model: str) -> Vocabulary:
         """Decode the bytes that `encode` returned; raise `ArtifactError` if they are invalid."""
         with reading_file(lambda problem: ArtifactError(f"this is not a vocabulary: {problem}")):
-            nameless = msgspec.msgpack.decode(data, type=cls)
+            nameless = msgspec.msgpack.decode(data, type=gathered(cls))
         vocabulary = msgspec.structs.replace(nameless, model=model)
         if vocabulary.vocab_size > MAX_TOKENS:
             raise ArtifactError(

@@ -11,6 +11,7 @@ import msgspec
 
 from pilotfish.base.errors import MalformedError, TooLargeError
 from pilotfish.base.settings import settings
+from pilotfish.base.struct_types import gathered
 from pilotfish.speculation.logits_options import Grammar, LogitsOptions
 from pilotfish.wire.messages import MAX_GRAMMAR, Begin, Buffer, LogitsOptionsMsg
 from pilotfish.wire.protocols import SamplingParams
@@ -63,7 +64,7 @@ def read_begin(begin: Begin, grammar: Buffer | None) -> tuple[Request, SamplingP
     names = _MappedOptions.__struct_fields__
     mapped = {name: options.pop(name) for name in names if name in options}
     try:
-        known = msgspec.convert(mapped, _MappedOptions)
+        known = msgspec.convert(mapped, gathered(_MappedOptions))
     except msgspec.ValidationError as error:
         raise MalformedError(f"The options are unusable: {error}.") from error
     request = Request(

@@ -33,6 +33,7 @@ from msgspec import structs
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.reading import without_bom
 from pilotfish.base.settings import settings
+from pilotfish.base.struct_types import gathered
 from pilotfish.device_runtime.default_temperature import with_default_temperature
 from pilotfish.device_runtime.plan import Auto, expect_effective
 from pilotfish.device_runtime.service.field_check import (
@@ -190,7 +191,7 @@ def read_fields(body: bytes, kind: type[_Fields], ignored: IgnoredFields = STRIC
     """Read a body of exactly this type; otherwise as `read_body`."""
     body = without_bom(body)
     try:
-        fields: _Fields = msgspec.json.decode(body, type=kind)
+        fields: _Fields = msgspec.json.decode(body, type=gathered(kind))
         check_fields(body, fields, ignored)
     except msgspec.ValidationError as error:
         message = str(error)

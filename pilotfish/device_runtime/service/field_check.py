@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final, TypeAlias
 import msgspec
 from msgspec import structs
 
+from pilotfish.base.struct_types import gathered
 from pilotfish.device_runtime.service.refusal import RefusalError
 
 Values: TypeAlias = Mapping[str, tuple[object, ...]]  # field → values without effect
@@ -135,7 +136,7 @@ class _FieldCheck:
     def _enter(self, data: msgspec.Raw, value: object, object_type: Any, where: str) -> None:
         if object_type is not None:
             try:
-                value = msgspec.json.decode(data, type=object_type)
+                value = msgspec.json.decode(data, type=gathered(object_type))
             except (msgspec.DecodeError, UnicodeDecodeError):
                 return  # a value of another form: the field's reader says more
         if isinstance(value, RequestFields):

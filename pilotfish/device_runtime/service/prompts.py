@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args, get_type_hints
 import msgspec
 
 from pilotfish.base.errors import PromptTooLongError, TokenOutOfRangeError, UnsupportedError
+from pilotfish.base.struct_types import gathered
 from pilotfish.bridge import Prompt, PromptInput
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.service.field_check import RequestFields, Values, unknown_field
@@ -203,7 +204,7 @@ def content_of(value: msgspec.Raw, role: str, where: str, part: type[Any] = Text
     """Read a message's content: a text, or parts of type ``part``. where: the field's path."""
     try:
         kind: Any = str | list[part] | None  # type: ignore[valid-type]  # `part` is a variable
-        content = msgspec.json.decode(value or b"null", type=kind)
+        content = msgspec.json.decode(value or b"null", type=gathered(kind))
     except (msgspec.DecodeError, UnicodeDecodeError):
         if bytes(memoryview(value)[:1]) == b"[":
             names = " or ".join(get_args(get_type_hints(part)["type"]))
@@ -229,7 +230,7 @@ def prompts_of(prompts: msgspec.Raw) -> Sequence[str | list[int]]:
     message = "prompt must be a text, a list of token ids, or a list of such prompts."
     for kind in (_Prompt, _Prompts):
         try:
-            decoded: Any = msgspec.json.decode(prompts, type=kind)
+            decoded: Any = msgspec.json.decode(prompts, type=gathered(kind))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if "at most length" in str(error):
                 message = f"prompt may have at most {PROMPTS} prompts."

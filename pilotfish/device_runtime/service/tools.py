@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAli
 
 import msgspec
 
+from pilotfish.base.struct_types import gathered
 from pilotfish.device_runtime.service.field_check import IgnoredFields, RequestFields, Values
 from pilotfish.device_runtime.service.refusal import bad_request
 from pilotfish.engines.chat_formats import Tools
@@ -197,7 +198,7 @@ def calls_of(calls: msgspec.Raw, old_call: msgspec.Raw, where: str) -> list[dict
 
 def _read(value: msgspec.Raw, kind: "type[_Read]", where: str) -> "_Read | None":
     try:
-        fields: _Read | None = msgspec.json.decode(value or b"null", type=kind | None)
+        fields: _Read | None = msgspec.json.decode(value or b"null", type=gathered(kind) | None)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(where, f"{where}: {error}.") from None
     return fields

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from pilotfish.base.struct_types import gathered
 from pilotfish.engines.chat_formats.chat_format import Calls, ChatFormat
 from pilotfish.engines.chat_formats.tools import MOST_TOOLS, REQUIRED, Tools
 from pilotfish.engines.engine_errors import GrammarError
@@ -108,7 +109,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def read_outline(text: str) -> Outline:
     """Decode the text of a grammar of kind "turn"; raise `GrammarError` if it is malformed."""
     try:
-        outline = msgspec.json.decode(text, type=Outline)
+        outline = msgspec.json.decode(text, type=gathered(Outline))
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"This text is not the outline of a turn: {error}.") from error
     if outline.content is not None and outline.content.kind == KIND:

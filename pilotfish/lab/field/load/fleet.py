@@ -10,6 +10,7 @@ short ones, and all of them see the same load.
 from __future__ import annotations
 
 import queue
+import subprocess
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import structs
 
-from pilotfish.base.child import ChildProcess
+from pilotfish.base.child import STOP_S, ChildProcess
 from pilotfish.base.errors import EdgeLostError, PilotfishError
 from pilotfish.lab.field.load.timed_answer import TimedAnswer
 from pilotfish.lab.field.load.worker import Devices
@@ -76,7 +77,7 @@ class Fleet:
     """Connected devices, inside a ``with`` block."""
 
     def __init__(self, shares: Sequence[Devices]) -> None:
-        self._messages: queue.Queue[dict[str, Any] | PilotfishError | None] = queue.Queue()
+        self._messages: queue.Queue[dict[str, Any] | PilotfishError] = queue.Queue()
         self._children: list[ChildProcess] = []
         self._answers: list[TimedAnswer] = []
         try:
@@ -94,15 +95,20 @@ class Fleet:
         threading.Thread(target=self._read, args=(child,), daemon=True).start()
 
     def _read(self, child: ChildProcess) -> None:
-        """Pass a process's messages on; None when it ends."""
+        """Pass a process's messages on, and at last the error by which it ended."""
         try:
             while (message := child.receive()) is not None:
                 self._messages.put(message)
-            self._messages.put(None)
         except PilotfishError as error:
             self._messages.put(error)
+            return
         except (OSError, ValueError):  # its pipe was closed
-            self._messages.put(None)
+            pass
+        self._messages.put(
+            EdgeLostError(
+                f"A process of devices ended ({_status(child)}); see what it wrote to stderr."
+            )
+        )
 
     def measure(
         self,
@@ -159,8 +165,6 @@ class Fleet:
             message = self._messages.get(timeout=timeout_s)
         except queue.Empty:
             return None
-        if message is None:
-            raise EdgeLostError("A process of devices ended; see what it wrote to stderr.")
         if isinstance(message, PilotfishError):
             raise message
         if "answer" in message:
@@ -182,6 +186,14 @@ class Fleet:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _status(child: ChildProcess) -> str:
+    """Describe how a process ended."""
+    try:
+        return f"status {child.process.wait(STOP_S)}"
+    except subprocess.TimeoutExpired:
+        return "it closed its pipe"
 
 
 def _tokens_between(answers: Iterable[TimedAnswer], begin_s: float, end_s: float) -> int:
