@@ -96,7 +96,8 @@ def message_of(path: Path, **values: Any) -> argparse.Namespace:
 FILES: dict[str, tuple[Any, Callable[[Path], object]]] = {
     "list.toml": ('late = "drop"\n[[worker]]\naddress = "tcp://a:1"\n', lambda path: read_node_list(
         path, Federation)),
-    "config.toml": ("threads = 1\n", lambda path: list(configuration._flags(path))),
+    "config.toml": ("threads = 1\n", lambda path: list(
+        configuration._flags(path, may_repeat=bool))),
     "q.jsonl": ({"question": "a", "answer": "1"}, lambda path: read_task_questions(path, Exact())),
     "prompts.jsonl": (MESSAGES, lambda path: (read_questions(path), read_asked(path))),
     "texts.jsonl": ({"answer": "a"}, lambda path: list(read_texts(path))),

@@ -46,7 +46,7 @@ def test_refusals_and_forgiven_tokens_are_counted(still: SocketlessEdge, pair: P
     for bad in BAD.values():
         still.deliver([states[0], *bad(len(wanted[0]))])
     still.deliver(session.supply(SELECTIVE, drafted(SELECTIVE, SHAPE), wanted, generation=9))
-    assert still.metrics.refusals == {"malformed": len(BAD), "diverged": 1}
+    assert +still.metrics.refusals == {"malformed": len(BAD), "diverged": 1}
     still.replies.clear()
     still.deliver(states)
     verdict = still.reply()
