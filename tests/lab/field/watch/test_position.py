@@ -120,11 +120,11 @@ def test_nothing_listens() -> None:
     ],
 )
 def test_no_fix_within_the_time(answers: tuple[Any, ...]) -> None:
-    begun_s = time.monotonic()
+    begun_s, threads = time.monotonic(), threading.active_count()
     with gpsd(*answers) as address:
         assert read_position(address, limit_s=0.4) is None
     assert time.monotonic() - begun_s < 3.0
-    assert threading.active_count() == 1
+    assert threading.active_count() <= threads
 
 
 def test_a_server_that_ends_the_connection() -> None:
