@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import fields
@@ -71,7 +72,11 @@ def exposed(
     sensor(folder, "1-0040", {1: ("VDD_IN", "5000", "2000")})
     with closing(service_metrics.ServiceMetrics(rails(folder))) as service:
         everything(service)
-        text += service.exposition().decode()
+        end_s = time.monotonic() + 30.0
+        while "power_watts" not in (shown := service.exposition().decode()):
+            assert time.monotonic() < end_s, "the sensor was not read"
+            time.sleep(0.01)
+        text += shown
     labels_of: dict[str, set[str] | None] = {}
     for family in [*text_string_to_metric_families(text), *full_watch().families()]:
         labels_of |= dict.fromkeys(samples(family))
