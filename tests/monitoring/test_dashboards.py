@@ -73,10 +73,10 @@ def exposed(
     with closing(service_metrics.ServiceMetrics(rails(folder))) as service:
         everything(service)
         end_s = time.monotonic() + 30.0
-        while "power_watts" not in (shown := service.exposition().decode()):
+        while "power_watts" not in (metrics := service.exposition().decode()):
             assert time.monotonic() < end_s, "the sensor was not read"
             time.sleep(0.01)
-        text += shown
+        text += metrics
     labels_of: dict[str, set[str] | None] = {}
     for family in [*text_string_to_metric_families(text), *full_watch().families()]:
         labels_of |= dict.fromkeys(samples(family))
