@@ -22,6 +22,7 @@ edge = "tcp://127.0.0.1:7077"
 keys = "/etc/pilotfish/keys"
 out = "{OUT}"
 every = "{EVERY_S}s"
+goodput-bytes = 0
 protocols = ["stream", "ahead"]
 prompts = "/etc/pilotfish/prompts.txt"
 max-tokens = 4
