@@ -94,7 +94,7 @@ class LoadSettings(EngineSettings, frozen=True, kw_only=True):
     think_s: Annotated[
         float,
         setting(
-            "mean time that a user thinks after an answer, exponentially distributed",
+            "mean time that a user thinks after an answer, exponentially distributed (default: 5s)",
             form=duration,
             metavar="TIME",
         ),
@@ -114,11 +114,19 @@ class LoadSettings(EngineSettings, frozen=True, kw_only=True):
     arrivals_seed: Annotated[int, setting("seed of the times and the order of prompts", ge=0)] = 0
     for_s: Annotated[
         float,
-        setting("shortest time of a point, after its warm-up", form=duration, metavar="TIME"),
+        setting(
+            "shortest time of a point, after its warm-up (default: 30s)",
+            form=duration,
+            metavar="TIME",
+        ),
     ] = 30.0
     warm_up_s: Annotated[
         float,
-        setting("time before a point that does not count", form=duration, metavar="TIME"),
+        setting(
+            "time before a point that does not count (default: 5s)",
+            form=duration,
+            metavar="TIME",
+        ),
     ] = 5.0
     answers: Annotated[
         int, setting("a point goes on until this many of its answers have ended", ge=1)
@@ -126,7 +134,7 @@ class LoadSettings(EngineSettings, frozen=True, kw_only=True):
     at_s: Annotated[
         float,
         setting(
-            "the limit: 9 of 10 answers take at most this time per token",
+            "the limit: 9 of 10 answers take at most this time per token (default: 100ms)",
             form=duration,
             metavar="TIME",
         ),

@@ -27,7 +27,11 @@ def add_to(actions: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="RUN", help="run files, made by field measure"
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="run files, made by field measure or field watch",
     )
     parser.add_argument(
         "--out",
