@@ -134,7 +134,7 @@ class Recorder:
                 yield
             finally:
                 self._is_together = False
-        with suppress(sqlite3.OperationalError):  # the rows are on the disk; only the log grows
+        with suppress(sqlite3.DatabaseError):  # the rows are on the disk; only the log grows
             self._merge_log()
 
     def add_start(self, starts: Sequence[Start]) -> None:
@@ -309,7 +309,7 @@ class Recorder:
     def close(self) -> None:
         """Close the file; if it has no readers, merge SQLite's log into it."""
         try:
-            with suppress(sqlite3.OperationalError):
+            with suppress(sqlite3.DatabaseError):
                 self._database.execute("PRAGMA journal_mode = DELETE")
         finally:
             self._database.close()
