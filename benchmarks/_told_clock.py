@@ -1,4 +1,4 @@
-"""A clock that is told: it runs in real time, except while a watch waits; then it jumps ahead.
+"""A simulated clock: it runs in real time, except while a watch waits; then it jumps ahead.
 
 A file holds how far the clock is ahead, so the clock goes on after a kill of its process, and the
 driver of an experiment can read the clock and set its wall clock. Two doubles: the seconds by which

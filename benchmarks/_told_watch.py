@@ -28,8 +28,8 @@ def run(clock: ToldClock, witness: int, flags: list[str]) -> int:
         os.write(witness, struct.pack("<dd", time.monotonic(), clock.boot_s()))
         add(rows, row)
 
-    RowBuffer._add = witnessed  # type: ignore[method-assign,assignment]
-    watch.watch = lambda settings: command(settings, clock)  # type: ignore[assignment,misc]
+    RowBuffer._add = witnessed  # type: ignore[method-assign,assignment]  # the witness
+    watch.watch = lambda settings: command(settings, clock)  # type: ignore[assignment,misc]  # the clock
     return main(["field", "watch", *flags])
 
 

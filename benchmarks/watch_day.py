@@ -2,8 +2,8 @@
 
     python benchmarks/watch_day.py [--hours 24] [--traces DIR/NAME] [--json PATH] [--quick]
 
-A watch with `--every 5min` by a clock that is told: it runs in real time while something is
-measured, and jumps while the watch waits (5 min → about 5 s). The link is the emulator's with a
+A watch with `--every 5min` runs by a simulated clock. This clock runs in real time while
+something is measured, and jumps while the watch waits (5 min → about 5 s). The link is emulated by a
 cellular trace, which runs in real time. In the day the edge is away for an hour, the watch is
 killed three times (once it stays dead for 15 minutes), its disk is full for an hour (a tmpfs, which
 needs root; without root this part is left out), and its wall clock is set twice, both ways. Then
@@ -37,9 +37,9 @@ from pilotfish.lab.field.run_clock import on_wall_clock
 from tests.support.tiny import tiny_pair
 
 EVERY_S = 300.0
-SPEED = 600.0  # of the told clock while the watch waits
-RTT_S = 0.05  # of the emulated link beside its trace
-PING_BYTES = 120  # of a ping and of its reply on the link, about
+SPEED = 600.0  # speed of the simulated clock while the watch waits
+RTT_S = 0.05  # RTT of the emulated link, in addition to its trace
+PING_BYTES = 120  # approximate bytes of a ping, and of its reply, on the link
 STEPS_S = (7200.0, -10800.0)
 DEAD_S = 900.0  # how long the watch stays dead after the second kill
 DISK_BYTES = 24_000_000

@@ -121,7 +121,7 @@ class AnswerTrace:
         try:
             with closing(pieces):
                 yield from pieces
-        except GeneratorExit:  # nobody reads on
+        except GeneratorExit:  # the reader has closed the answer
             self._end(None, last()[1], "")
             raise
         except BaseException as error:

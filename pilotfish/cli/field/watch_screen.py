@@ -29,14 +29,14 @@ class WatchScreen(WatchListener):
         parts += [f"{protocol}: {error}" for protocol, error in round_.failed.items()]
         self._print(round_.stamp.unix_s, "   ".join(parts))
 
-    def on_outage(self, outage: Outage) -> None:  # noqa: D102
+    def on_outage(self, outage: Outage) -> None:  # noqa: D102  # as in the base
         ended_s = outage.ended_unix_s
         self._print(outage.began_unix_s if ended_s is None else ended_s, _describe_outage(outage))
 
-    def on_clock_step(self, stamp: Stamp, by_s: float) -> None:  # noqa: D102
+    def on_clock_step(self, stamp: Stamp, by_s: float) -> None:  # noqa: D102  # as in the base
         self._print(stamp.unix_s, _step(by_s))
 
-    def on_disk(self, problem: str, waiting: int) -> None:  # noqa: D102
+    def on_disk(self, problem: str, waiting: int) -> None:  # noqa: D102  # as in the base
         self._print(time.time(), _disk(problem, waiting))
 
     def _print(self, unix_s: float, line: str) -> None:
@@ -78,15 +78,15 @@ class WatchLog(WatchListener):
         failed = "".join(f", {n} answers by {each} failed" for each, n in self._failed.items())
         _log.info("%d rounds, %s (median), %d outages%s", self._rounds, rtt, self._outages, failed)
 
-    def on_outage(self, outage: Outage) -> None:  # noqa: D102
+    def on_outage(self, outage: Outage) -> None:  # noqa: D102  # as in the base
         began = outage.ended_unix_s is None
         self._outages += began
         _log.log(logging.WARNING if began else logging.INFO, "%s", _describe_outage(outage))
 
-    def on_clock_step(self, stamp: Stamp, by_s: float) -> None:  # noqa: D102
+    def on_clock_step(self, stamp: Stamp, by_s: float) -> None:  # noqa: D102  # as in the base
         _log.info("%s", _step(by_s))
 
-    def on_disk(self, problem: str, waiting: int) -> None:  # noqa: D102
+    def on_disk(self, problem: str, waiting: int) -> None:  # noqa: D102  # as in the base
         _log.log(logging.ERROR if problem else logging.INFO, "%s", _disk(problem, waiting))
 
 

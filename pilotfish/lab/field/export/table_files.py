@@ -105,7 +105,7 @@ def _stored(value: Any) -> Any:
 def expect_parquet() -> None:
     """Raise `UnsupportedError`, which has the command to install it, if pyarrow is missing."""
     try:
-        import pyarrow  # noqa: F401
+        import pyarrow  # noqa: F401  # only whether it is installed
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"Parquet needs pyarrow, which is not installed: {install_command('table')}. Or export "

@@ -63,26 +63,26 @@ class Listeners(WatchListener):
         for listener in self._listeners:
             listener.on_probe(probe)
 
-    def on_answer(self, answer: Answer) -> None:  # noqa: D102
+    def on_answer(self, answer: Answer) -> None:  # noqa: D102  # as in the base
         for listener in self._listeners:
             listener.on_answer(answer)
 
-    def on_round(self, round_: WatchRound) -> None:  # noqa: D102
+    def on_round(self, round_: WatchRound) -> None:  # noqa: D102  # as in the base
         for listener in self._listeners:
             listener.on_round(round_)
 
-    def on_outage(self, outage: Outage) -> None:  # noqa: D102
+    def on_outage(self, outage: Outage) -> None:  # noqa: D102  # as in the base
         for listener in self._listeners:
             listener.on_outage(outage)
 
-    def on_clock_step(self, stamp: Stamp, by_s: float) -> None:  # noqa: D102
+    def on_clock_step(self, stamp: Stamp, by_s: float) -> None:  # noqa: D102  # as in the base
         for listener in self._listeners:
             listener.on_clock_step(stamp, by_s)
 
-    def on_disk(self, problem: str, waiting: int) -> None:  # noqa: D102
+    def on_disk(self, problem: str, waiting: int) -> None:  # noqa: D102  # as in the base
         for listener in self._listeners:
             listener.on_disk(problem, waiting)
 
-    def on_rows(self, written: int, failures: int, dropped: int, file_bytes: int) -> None:  # noqa: D102
+    def on_rows(self, written: int, failures: int, dropped: int, file_bytes: int) -> None:  # noqa: D102  # as in the base
         for listener in self._listeners:
             listener.on_rows(written, failures, dropped, file_bytes)
