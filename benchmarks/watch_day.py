@@ -3,8 +3,8 @@
     python benchmarks/watch_day.py [--hours 24] [--traces DIR/NAME] [--json PATH] [--quick]
 
 A watch with `--every 5min` runs by a simulated clock. This clock runs in real time while
-something is measured, and jumps while the watch waits (5 min → about 5 s). The link is emulated by a
-cellular trace, which runs in real time. In the day the edge is away for an hour, the watch is
+something is measured, and jumps while the watch waits (5 min → about 5 s). The link is emulated
+by a cellular trace, which runs in real time. In the day the edge is away for an hour, the watch is
 killed three times (once it stays dead for 15 minutes), its disk is full for an hour (a tmpfs, which
 needs root; without root this part is left out), and its wall clock is set twice, both ways. Then
 the run file and `field report --json` are compared with what was done. The model is the tests'

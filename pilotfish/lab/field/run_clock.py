@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STEP_S = 1.0  # a smaller change of the offset is an adjustment of the clock's rate, no setting
 _MOST_TRIED = 100  # spans between two steps that are compared with all others
+_EARLIEST_UNIX_S = 1_735_689_600.0  # 2025, before the first run: an earlier clock was not set
+_LONGEST_OFF_S = 30 * 86400.0  # longest time between two boots that counts
 _RATE = 1e-3  # largest adjustment of a clock's rate (s/s)
 
 
@@ -71,12 +73,15 @@ class RunClock:
 def continued_s(last: Moment, now_unix_s: float, now_boot_id: str, now_boot_s: float) -> float:
     """Return the run's clock now, from an earlier moment of the run.
 
-    Within one boot the kernel's clock counts. After a reboot only the wall clock is left; if it
-    went back, the run's clock stands still.
+    Within one boot the kernel's clock counts. After a reboot only the wall clock is left. If it
+    went back, or had not been set before, the run's clock stands still; it passes at most
+    `_LONGEST_OFF_S`, since a clock may be set wrongly.
     """
     if now_boot_id and now_boot_id == last.boot_id and now_boot_s >= last.boot_s:
         return last.clock_s + now_boot_s - last.boot_s
-    return last.clock_s + max(0.0, now_unix_s - last.unix_s)
+    if last.unix_s < _EARLIEST_UNIX_S:
+        return last.clock_s
+    return last.clock_s + min(max(0.0, now_unix_s - last.unix_s), _LONGEST_OFF_S)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,16 @@ def test_it_goes_on_over_starts(boot, unix_s, boot_s, expected):
     assert continued_s(LAST, unix_s, boot, boot_s) == pytest.approx(expected)
 
 
+def test_a_clock_that_was_not_set_tells_no_time_that_passed():
+    """A board without a battery begins in 1970; its first start may end before NTP sets it."""
+    first = Moment(unix_s=60.0, clock_s=30.0, boot_id="a", boot_s=40.0)
+    assert continued_s(first, NOON, "b", 20.0) == 30.0
+
+
+def test_a_clock_that_is_far_ahead_passes_a_month_at_most():
+    assert continued_s(LAST, NOON + 60 * 365 * 86400, "b", 20.0) == 1000.0 + 30 * 86400
+
+
 def test_a_start_and_the_time_since():
     first = begin(unix_s=NOON, now_boot_s=50.0)
     assert first.clock_s == 0.0
