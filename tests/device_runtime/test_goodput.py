@@ -196,3 +196,8 @@ def test_too_few_messages_are_a_bound() -> None:
 )
 def test_arrivals_that_take_no_time_tell_nothing(points: list[tuple[float, int]]) -> None:
     assert estimate_goodput(arrivals(*points), 0.05) is None
+
+
+def test_an_impossible_rate_counts_as_not_measured() -> None:
+    """An edge tells the arrivals of an upload, and may lie; a report would refuse the file."""
+    assert estimate_goodput(steady(each_s=1e-9), 0.05) is None

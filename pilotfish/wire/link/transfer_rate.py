@@ -23,6 +23,8 @@ _BURST_S: Final = 0.02  # shortest time over which the pace of a burst is measur
 _BURST_MESSAGES: Final = 10
 _BURST_SHARE: Final = 0.85  # a steady rate that is a smaller share of the bursts' pace is a bound
 
+_MOST_BPS: Final = 1e12  # no link is faster; the edge tells the times of an upload, and may lie
+
 
 class Arrival(NamedTuple):
     """A message's arrival: the time, and the bytes that had arrived by then.
@@ -43,7 +45,7 @@ class Goodput(NamedTuple):
 
 
 def estimate_goodput(arrivals: Sequence[Arrival], rtt_s: float) -> Goodput | None:
-    """Return the goodput of a transfer; None if its arrivals take no time.
+    """Return the goodput of a transfer; None if its arrivals take no or an impossibly short time.
 
     rtt_s: the RTT without queues.
     """
@@ -64,9 +66,13 @@ def estimate_goodput(arrivals: Sequence[Arrival], rtt_s: float) -> Goodput | Non
     bps = 16 * float(received[-1] - at_half) / took_s
     if _repeats(arrivals, half_s):
         # data behind a lost segment arrives late and at once, so only the whole transfer counts
-        return Goodput(8 * float(received[-1] - received[0]) / took_s, True)
+        return _possible(Goodput(8 * float(received[-1] - received[0]) / took_s, True))
     pace_bps = 8 * _fastest(at_s, received, max(_BURST_S, rtt_s / 2))
-    return Goodput(bps, not is_steady or bps < _BURST_SHARE * pace_bps)
+    return _possible(Goodput(bps, not is_steady or bps < _BURST_SHARE * pace_bps))
+
+
+def _possible(goodput: Goodput) -> Goodput | None:
+    return goodput if goodput.bps <= _MOST_BPS else None
 
 
 def _repeats(arrivals: Sequence[Arrival], since_s: float) -> bool:

@@ -14,6 +14,9 @@ from contextlib import suppress
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+import msgspec
+from msgspec import Struct
+
 from pilotfish.base.errors import EdgeUnreachableError, PilotfishError, UnsupportedError
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Generation
@@ -88,6 +91,29 @@ def _by_round(
     return rounds
 
 
+class _Delta(Struct):
+    content: str | None = None
+
+
+class _StreamedChoice(Struct):
+    delta: _Delta
+
+
+class _Usage(Struct):
+    completion_tokens: int
+
+
+class _Event(Struct):
+    """The fields of a chat completion's chunk that a client of a load reads."""
+
+    choices: list[_StreamedChoice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Event)
+
+
 class ServiceClient:
     """A client of an OpenAI-compatible service, which streams chat completions.
 
@@ -139,16 +165,30 @@ class ServiceClient:
         if response.status != 200:
             text = response.read(2000).decode(errors="replace")
             raise EdgeUnreachableError(f"{self._url} answered {response.status}: {text}")
-        tokens = 0
+        tokens, is_whole = 0, False
         while line := response.readline():
-            if not line.startswith(_DATA) or line[len(_DATA) :].strip() == _DONE:
+            if not line.startswith(_DATA):
+                continue
+            if line[len(_DATA) :].strip() == _DONE:
+                is_whole = True
                 continue
             at_s = time.monotonic()
-            event = json.loads(line[len(_DATA) :])
-            if usage := event.get("usage"):
-                tokens = usage["completion_tokens"]
-            if any(choice["delta"].get("content") for choice in event.get("choices", ())):
+            try:
+                event = _DECODER.decode(line[len(_DATA) :])
+            except msgspec.DecodeError as error:
+                raise EdgeUnreachableError(
+                    f"{self._url} sent what is no chat completion: {error}."
+                ) from error
+            if event.error is not None:
+                raise EdgeUnreachableError(f"{self._url} failed: {event.error}")
+            if event.usage is not None:
+                tokens = event.usage.completion_tokens
+            if any(choice.delta.content for choice in event.choices):
                 arrivals.append((at_s, 1))
+        if not is_whole:
+            raise EdgeUnreachableError(f"{self._url} ended before its answer was complete.")
+        if not arrivals:
+            raise EdgeUnreachableError(f"{self._url} sent no token.")
         return tokens
 
     def close(self) -> None:
