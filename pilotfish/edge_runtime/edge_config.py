@@ -13,6 +13,7 @@ from pilotfish.base.cpus import usable_cpus
 from pilotfish.base.errors import ConfigError
 from pilotfish.base.settings import setting
 from pilotfish.base.tracing import TracesUrl
+from pilotfish.edge_runtime.metrics_server import MetricsAddress, MetricsHosts
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.wire.messages import MAX_WINDOW
 
@@ -170,25 +171,8 @@ class EdgeConfig(EngineSettings, frozen=True, kw_only=True):
     ] = 1
     listen: _Listen = "tcp://127.0.0.1:7077"
     keys: _Keys | None = None
-    metrics: Annotated[
-        tuple[str, int] | None,
-        setting(
-            "serve metrics for Prometheus at this address; without HOST: on loopback (default: no "
-            "metrics)",
-            form="host:port",
-            metavar="HOST:PORT",
-        ),
-    ] = None
-    metrics_hosts: Annotated[
-        tuple[str, ...],
-        setting(
-            "answer requests for metrics that name this host, in addition to requests by IP "
-            "address or for localhost; may be repeated",
-            flag="metrics_host",
-            metavar="NAME",
-            repeat=True,
-        ),
-    ] = ()
+    metrics: MetricsAddress | None = None
+    metrics_hosts: MetricsHosts = ()
     metrics_devices: Annotated[
         bool, setting("label metrics with device names, taken from the files of the allow-list")
     ] = False

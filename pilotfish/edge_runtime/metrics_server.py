@@ -7,15 +7,36 @@ In:  the metric families of the program, an edge or a watch. Out: these and the 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pilotfish.base.errors import ListenError, UnsupportedError
 from pilotfish.base.extras import install_command
+from pilotfish.base.settings import setting
 from pilotfish.edge_runtime.exposition import Application, Exposition
 from pilotfish.wire.transport import is_own_host
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+
+MetricsAddress: TypeAlias = Annotated[
+    tuple[str, int],
+    setting(
+        "serve metrics for Prometheus at this address; without HOST: on loopback (default: no "
+        "metrics)",
+        form="host:port",
+        metavar="HOST:PORT",
+    ),
+]
+MetricsHosts: TypeAlias = Annotated[
+    tuple[str, ...],
+    setting(
+        "answer requests for metrics that name this host, in addition to requests by IP address "
+        "or for localhost; may be repeated",
+        flag="metrics_host",
+        metavar="NAME",
+        repeat=True,
+    ),
+]
 
 
 class MetricsServer:

@@ -6,6 +6,7 @@ from typing import Annotated
 from pilotfish.base.errors import ConfigError
 from pilotfish.base.settings import setting
 from pilotfish.drafting.text_drafter import TEXT
+from pilotfish.edge_runtime.metrics_server import MetricsAddress, MetricsHosts
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.lab.field.measure import EdgeKeys
 from pilotfish.lab.field.run import MatrixSettings, Watch
@@ -76,25 +77,8 @@ class WatchSettings(EngineSettings, frozen=True, kw_only=True):
         Annotated[str, setting("the device's name in reports; default: the host's", metavar="NAME")]
         | None
     ) = None
-    metrics: Annotated[
-        tuple[str, int] | None,
-        setting(
-            "serve metrics for Prometheus at this address; without HOST: on loopback (default: no "
-            "metrics)",
-            form="host:port",
-            metavar="HOST:PORT",
-        ),
-    ] = None
-    metrics_hosts: Annotated[
-        tuple[str, ...],
-        setting(
-            "answer requests for metrics that name this host, in addition to requests by IP "
-            "address or for localhost; may be repeated",
-            flag="metrics_host",
-            metavar="NAME",
-            repeat=True,
-        ),
-    ] = ()
+    metrics: MetricsAddress | None = None
+    metrics_hosts: MetricsHosts = ()
 
     def __post_init__(self) -> None:
         if self.metrics is None and self.metrics_hosts:
