@@ -234,7 +234,7 @@ def _different(link: Conditions) -> dict[str, Any]:
 
 
 def _record(settings: LoadSettings, questions: Sequence[Any]) -> tuple[Record, Welcome]:
-    """Return the record in the folder, made now if there is none, and the edge's welcome."""
+    """Return the folder's record and the edge's welcome; make the record if there is none."""
     path = settings.out / _DRAFTS
     assert settings.edge is not None
     with ProgressDisplay() as display:
@@ -320,7 +320,7 @@ def _paced(recording: Record, draft_ms: float | None) -> Record:
 
 
 def _draw(settings: LoadSettings, measured: Sequence[PointFigures]) -> None:
-    """Draw the picture; without matplotlib or points, note that there is none."""
+    """Draw the picture, or say why matplotlib or the points do not allow it."""
     notes = Console(stderr=True, highlight=False)
     path = settings.out / _PICTURE
     try:
