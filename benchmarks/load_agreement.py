@@ -1,14 +1,15 @@
 """Whether `field load` and an outside load generator, GuideLLM, measure the same.
 
-    python benchmarks/load_agreement.py --guidellm PATH [--devices N] [--down BPS] [--json PATH]
+    python benchmarks/load_agreement.py --guidellm PATH [--protocol P] [--rtt S] [--json PATH]
 
-A device service with N lanes streams from an edge. Three load generators take turns, each with N
-questions under way, without time to think, over the same prompts and lengths: GuideLLM over HTTP,
-`field load --service` over HTTP, and `field load --edge` on the wire. What the HTTP path costs is
-the difference of the last two.
+A device service with N lanes answers by one protocol of an edge. Three load generators take turns,
+each with N questions under way, without time to think, over the same prompts and lengths: GuideLLM
+over HTTP, `field load --service` over HTTP, and `field load --edge` on the wire. What the HTTP path
+costs is the difference of the last two.
 
-The link to the edge has a rate (--down), which is what limits: so the times hardly depend on what
-else this machine does, and differences are the generators'. With --down 0 the target limits.
+Rounds over a long link (--rtt) wait for the link most of the time: so the times hardly depend on
+what else this machine does, and differences are the generators'. `--protocol stream --rtt 0.02` is
+limited by the target: there the generators' own work on the same cores shows.
 
 Goals: of `field load --service` and GuideLLM, time to the first token, milliseconds per token and
 tokens/s agree within 3 % (medians over turns).
@@ -50,15 +51,27 @@ class Bench:
     """An edge, a link and a service; each method is one turn of a generator."""
 
     def __init__(
-        self, folder: Path, edge: str, service: str, devices: int, tokens: int, answers: int
+        self,
+        folder: Path,
+        where: tuple[str, str],
+        protocol: str,
+        draft: Path,
+        counts: tuple[int, int, int],
     ) -> None:
-        self._folder, self._edge, self._service = folder, edge, service
-        self._devices, self._tokens, self._answers = devices, tokens, answers
+        """where: the addresses of edge and service. counts: of devices, an answer's tokens, and the
+        answers of a turn."""
+        self._folder, (self._edge, self._service) = folder, where
+        self._protocol, self._draft = protocol, draft
+        self._devices, self._tokens, self._answers = counts
         self._prompts = folder / "prompts.jsonl"
         self._prompts.write_text("".join(json.dumps({"prompt": each}) + "\n" for each in PROMPTS))
 
     def guidellm(self, command: str, turn: int) -> dict[str, float]:
-        """GuideLLM's figures; it counts answers that began after all lanes were busy."""
+        """GuideLLM's figures.
+
+        Its own tokens/s includes the end of the run, when some streams have no question left. So
+        this one is computed from its requests: tokens per second of a busy stream, times streams.
+        """
         # every prompt as often as it is asked, so that the data does not end before the run
         data, out = self._folder / "data.jsonl", self._folder / f"guidellm-{turn}.json"
         text = self._prompts.read_text()
@@ -75,22 +88,24 @@ class Bench:
         environment.pop("PYTHONPATH", None)
         subprocess.run(words, check=True, env=environment, stdout=subprocess.DEVNULL)
         (benchmark,) = json.loads(out.read_text())["benchmarks"]
-        metrics = benchmark["metrics"]
         requests = benchmark["requests"]["successful"]
+        busy_s = sum(each["request_latency"] for each in requests)
+        tokens = sum(each["output_tokens"] for each in requests)
         return {
             "answers": len(requests),
             "first_ms": median(each["time_to_first_token_ms"] for each in requests),
             "token_ms": median(each["inter_token_latency_ms"] for each in requests),
-            "tokens_per_s": metrics["output_tokens_per_second"]["successful"]["mean"],
+            "tokens_per_s": self._devices * tokens / busy_s,
         }
 
-    def field_load(self, name: str, turn: int, *where: str) -> dict[str, float]:
+    def field_load(self, name: str, turn: int, *extra: object) -> dict[str, float]:
         """The figures of `field load`."""
         out = self._folder / f"{name}-{turn}"
-        words = [sys.executable, "-m", "pilotfish", "field", "load", *where, "--out", out]
+        words = [sys.executable, "-m", "pilotfish", "field", "load", "--out", out]
         words += ["--prompts", self._prompts, "--max-tokens", self._tokens, "--think", "0"]
         words += ["--devices", self._devices, "--answers", self._answers, "--for", "5s"]
-        words += ["--warm-up", "2s", "--at", "999s", "--protocols", "stream", "--processes", 1]
+        words += ["--warm-up", "2s", "--at", "999s", "--protocols", self._protocol]
+        words += ["--processes", 1, *extra]
         subprocess.run([*map(str, words)], check=True, stdout=subprocess.DEVNULL)
         point = Results.read(out / "load.json").points[0]
         result = figures(point)
@@ -111,7 +126,7 @@ class Bench:
         result = self.field_load("http", turn, "--service", self._service)
         rows.append({"generator": "field load over HTTP", **result})
         steps.next("field load on the wire")
-        result = self.field_load("wire", turn, "--edge", self._edge)
+        result = self.field_load("wire", turn, "--edge", self._edge, "--draft", self._draft)
         rows.append({"generator": "field load on the wire", **result})
         return [{**row, "turn": turn} for row in rows]
 
@@ -148,34 +163,37 @@ def main() -> int:
     parser = options(__doc__)
     pair_options(parser)
     parser.add_argument("--guidellm", required=True, metavar="PATH", help="the command guidellm")
-    parser.add_argument("--devices", type=int, default=4, metavar="N", help="(4)")
+    parser.add_argument("--devices", type=int, default=2, metavar="N", help="(2)")
     parser.add_argument("--tokens", type=int, default=32, metavar="N", help="of an answer (32)")
-    parser.add_argument("--down", type=float, default=40e3, metavar="BPS", help="bit/s (40000)")
+    parser.add_argument("--protocol", default="greedy:4", metavar="P", help="(greedy:4)")
+    parser.add_argument("--rtt", type=float, default=0.2, metavar="S", help="of the link (0.2)")
     args = parser.parse_args()
-    _, target = pair(args)
+    draft, target = pair(args)
+    protocol, _, window = args.protocol.partition(":")
     turns, answers = (1, 20) if args.quick else (3, 40)
     steps = Steps(3 * turns)
     rows: Rows = []
     most = 2 * args.devices + 2  # the lanes of the service keep their sessions
     room = {"sessions": most, "sessions_per_client": most}
-    with tempfile.TemporaryDirectory(prefix="pilotfish-bench-") as name:
-        conditions = Conditions(rtt_s=0.02, down_bps=args.down or None)
-        with (
-            EdgeServer(target, threads=1, **room) as edge,
-            Emulator(edge.endpoint, conditions) as link,
-        ):
-            port = free_port()
-            words = ["device", "serve", "--draft", "text", "--edge", link.endpoint]
-            words += ["--listen", f"127.0.0.1:{port}", "--lanes", args.devices]
-            service = CommandProcess(*words, "--protocol", "stream", "--queue", 64)
-            try:
-                wait_until_healthy(port, service)
-                url = f"http://127.0.0.1:{port}"
-                bench = Bench(Path(name), link.endpoint, url, args.devices, args.tokens, answers)
-                for turn in range(1, turns + 1):
-                    rows += bench.turn(args.guidellm, turn, steps)
-            finally:
-                service.end()
+    with (
+        tempfile.TemporaryDirectory(prefix="pilotfish-bench-") as name,
+        EdgeServer(target, threads=1, **room) as edge,
+        Emulator(edge.endpoint, Conditions(rtt_s=args.rtt)) as link,
+    ):
+        port = free_port()
+        words = ["device", "serve", "--draft", draft, "--edge", link.endpoint]
+        words += ["--listen", f"127.0.0.1:{port}", "--lanes", args.devices, "--queue", 64]
+        words += ["--protocol", protocol, *(["--window", window] if window else [])]
+        service = CommandProcess(*words, "--threads", 1)
+        try:
+            wait_until_healthy(port, service)
+            where = link.endpoint, f"http://127.0.0.1:{port}"
+            counts = args.devices, args.tokens, answers
+            bench = Bench(Path(name), where, args.protocol, draft, counts)
+            for turn in range(1, turns + 1):
+                rows += bench.turn(args.guidellm, turn, steps)
+        finally:
+            service.end()
     table = [*rows, *summarize(rows)]
     return conclude(args, "load generators", COLUMNS, table, judge(rows))
 
