@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyarrow import DataType
 
 _ROWS = 10_000  # rows of a table that wait in memory to be written together
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # a cell that begins so is one to a spreadsheet
 
 
 class TableFile(Protocol):
@@ -39,11 +40,16 @@ Opener: TypeAlias = Callable[[IO[bytes], Sequence[Column]], TableFile]
 
 
 class CsvFile:
-    """A table in CSV: UTF-8 with a byte order mark, which spreadsheets need; commas; a heading."""
+    """A table in CSV: UTF-8 with a byte order mark, which spreadsheets need; commas; a heading.
+
+    Lines end in CR and LF (RFC 4180). A text that a spreadsheet would compute has a ``'`` in
+    front.
+    """
 
     def __init__(self, file: IO[bytes], columns: Sequence[Column]) -> None:
         self._text = TextIOWrapper(file, encoding="utf-8-sig", newline="")
-        self._writer = csv.writer(self._text, lineterminator="\n")
+        # the writer quotes a CR in a text only if lines end in it
+        self._writer = csv.writer(self._text, lineterminator="\r\n")
         self._columns = columns
         self._writer.writerow([column.name for column in columns])
 
@@ -63,6 +69,8 @@ def _cell(value: Any) -> Any:
         return "true" if value else "false"
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="milliseconds")
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return f"'{value}"
     return value
 
 
