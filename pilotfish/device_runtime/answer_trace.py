@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import Final
+from typing import Any, Final
 
 from pilotfish.base.errors import PilotfishError
 from pilotfish.base.tracing import Attributes, Event, Tracer
@@ -114,12 +114,23 @@ class AnswerTrace:
         pieces: Generator[Piece, None, None],
         last: Callable[[], tuple[Generation | None, Vocabulary]],
     ) -> Generator[Piece, None, None]:
-        """Yield the pieces of an answer, and end its spans with it.
+        """Return the pieces of an answer, which end its spans, also if none of them is read.
 
         last: returns the answer after its last piece, and the target's vocabulary.
         """
+        followed = self._follow(pieces, last)
+        next(followed)  # a generator that has not begun would not notice its closing
+        return followed
+
+    def _follow(
+        self,
+        pieces: Generator[Piece, None, None],
+        last: Callable[[], tuple[Generation | None, Vocabulary]],
+    ) -> Generator[Any, None, None]:
+        """Yield None at once, then the pieces; end the spans with them."""
         try:
             with closing(pieces):
+                yield None
                 yield from pieces
         except GeneratorExit:  # the reader has closed the answer
             self._end(None, last()[1], "")
