@@ -39,7 +39,13 @@ def add_to(actions: Commands) -> None:
         help="run files, made by field measure or field watch, of any format",
     )
     forms = parser.add_mutually_exclusive_group(required=True)
-    forms.add_argument("--csv", type=Path, metavar="DIR", help="folder for CSV files (UTF-8)")
+    forms.add_argument(
+        "--csv",
+        type=Path,
+        metavar="DIR",
+        help="folder for CSV files (UTF-8); a text that "
+        "a spreadsheet would compute, such as =1+1, has a ' in front",
+    )
     forms.add_argument(
         "--parquet",
         type=Path,

@@ -228,7 +228,7 @@ def test_hostile_values_within_json_are_exported_or_refused(sound: bytes, path: 
         ("probes", "up_bps", "", "probe 1 has 1e+30 as its goodput up"),
         ("outages", "began_clock_s", "", "outage 1 has 1e+30 as its begin by the run's clock"),
         ("rounds", "at_s", "", "answer 1 has 1e+30 as its time of a round's commit"),
-        ("facts", "value", "", "the run has 1e+30 as its start"),
+        ("facts", "value", "", "the run has 1e+30 as its start's unix_s"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("form", ["csv", "parquet"])
@@ -268,6 +268,19 @@ def test_bytes_of_all_rounds_fit_into_64_bits(path: Path) -> None:
         )
     database.close()
     with pytest.raises(RunFileError, match=r"answer 1 has 1e\+19 as its bytes up of all rounds"):
+        exported(path)
+
+
+def test_rows_of_an_impossible_time_do_not_move_others(path: Path) -> None:
+    """They are read before their turn, for the setting of the wall clock that held longest."""
+    columns = "clock_s, took_s, rtts_s, lost, up_bound, down_bound, uplink_bytes, downlink_bytes"
+    database = sqlite3.connect(path)
+    with database:
+        for times in ((2e300, 1e300), (3e300, 2e300)):
+            values = "VALUES (?, ?, 0, '[]', 0, 0, 0, 0, 0)"
+            database.execute(f"INSERT INTO probes (began_unix_s, {columns}) {values}", times)
+    database.close()
+    with pytest.raises(RunFileError, match=r"probe 2 has 2e\+300 as its begin"):
         exported(path)
 
 

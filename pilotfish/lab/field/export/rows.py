@@ -3,7 +3,6 @@
 In: an open run, its name. Out: pairs of a table's name and a row, a value for each column by name.
 """
 
-import math
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import chain
@@ -16,7 +15,7 @@ import numpy as np
 from pilotfish.device_runtime.record import STAGES, Choice
 from pilotfish.lab.field.export.columns import POSITION, READINGS, with_unit
 from pilotfish.lab.field.link_rows import Outage, Probe
-from pilotfish.lab.field.report.plausible import expect_plausible
+from pilotfish.lab.field.report.plausible import are_possible_times, expect_plausible
 from pilotfish.lab.field.run import Answer, Run
 from pilotfish.lab.field.run_clock import on_wall_clock
 from pilotfish.lab.field.token_speed import steady_token_s, tokens_per_s
@@ -34,8 +33,8 @@ class RunRows:
         self._run = run
         self._names_of_run = {"run": name, "device": run.facts.device}
         expect_plausible(run.path, [run.facts])
-        # a moment of an infinite time is left out here, and its row is refused when it is reached
-        moments = [moment for moment in run.moments() if all(map(math.isfinite, moment))]
+        # an impossible moment is left out here, and its row is refused when it is reached
+        moments = [moment for moment in run.moments() if are_possible_times(moment)]
         clock_s, unix_s = [moment[0] for moment in moments], [moment[1] for moment in moments]
         self._clock_s = np.array(clock_s)
         self._unix_s = on_wall_clock(clock_s, unix_s).unix_s
@@ -46,7 +45,7 @@ class RunRows:
             yield table, {**self._names_of_run, **row}
 
     def _rows(self) -> Iterator[tuple[str, Row]]:
-        for answer in self._checked(self._run.answers(warm_up=True, finished=False)):
+        for answer in self._only_plausible(self._run.answers(warm_up=True, finished=False)):
             began_s = self._corrected_s(answer.started_unix_s, answer.clock_s)
             yield "answers", {**self._moment("", answer.started_unix_s, answer.clock_s),
                               **_answer(answer)}  # fmt: skip
@@ -57,16 +56,17 @@ class RunRows:
                     "time_utc": self._time(began_s + sample.at_s),
                 }
                 yield "rtts", {"answer": answer.id, "number": number, **at, **sample._asdict()}
-        for probe in self._checked(self._run.probes()):
+        for probe in self._only_plausible(self._run.probes()):
             moment = self._moment("", probe.began_unix_s, probe.clock_s)
             yield "probes", {**moment, **_probe(probe)}
             at = {name: moment[name] for name in ("unix_s", "time_utc")}
             for number, rtt_s in enumerate(probe.rtts_s):
                 yield "rtts", {"probe": probe.id, "number": number, **at, "rtt_s": rtt_s}
-        for outage in self._checked(self._run.outages()):
+        for outage in self._only_plausible(self._run.outages()):
             yield "outages", self._outage(outage)
 
-    def _checked(self, rows: Iterator[_Read]) -> Iterator[_Read]:
+    def _only_plausible(self, rows: Iterator[_Read]) -> Iterator[_Read]:
+        """Yield the rows of the file; raise `RunFileError` at one with an impossible value."""
         for row in rows:
             expect_plausible(self._run.path, [row])
             yield row
@@ -133,9 +133,9 @@ def _answer(answer: Answer) -> Row:
     return {
         "answer": answer.id,
         "configuration": str(answer.configuration),
-        "window": _number(answer.window),
+        "window": _tokens_or_none(answer.window),
         "window_auto": answer.window == "auto",
-        "window_used": _number(answer.window_used),
+        "window_used": _tokens_or_none(answer.window_used),
         **{name: getattr(answer, name) for name in chain(names, used, cost)},
         "token_s": token_s,
         "tokens_per_s": tokens_per_s(token_s),
@@ -178,21 +178,21 @@ def _probe(probe: Probe) -> Row:
         **{name: getattr(probe, name) for name in (*names, "downlink_bytes", "power_w")},
         "pings": len(probe.rtts_s),
         "rtt_median_s": median(probe.rtts_s) if probe.rtts_s else None,
-        "signal_dbm": _quantity(signal.get("dbm")),
+        "signal_dbm": _float_or_none(signal.get("dbm")),
         "signal": _json(signal) if signal else None,
         **{
-            f"position_{with_unit(name, unit)}": _quantity(position.get(name))
+            f"position_{with_unit(name, unit)}": _float_or_none(position.get(name))
             for name, unit in POSITION.items()
         },
         **_link(probe.link),
     }
 
 
-def _number(window: int | str | None) -> int | None:
+def _tokens_or_none(window: int | str | None) -> int | None:
     return window if isinstance(window, int) else None
 
 
-def _quantity(value: float | str | None) -> float | None:
+def _float_or_none(value: float | str | None) -> float | None:
     return None if value is None or isinstance(value, str) else float(value)
 
 

@@ -56,7 +56,7 @@ class CsvFile:
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows; a missing value is an empty cell."""
         for row in rows:
-            self._writer.writerow([_cell(row.get(column.name)) for column in self._columns])
+            self._writer.writerow([_csv_value(row.get(column.name)) for column in self._columns])
 
     def close(self) -> None:
         """Complete the file."""
@@ -64,7 +64,7 @@ class CsvFile:
         self._text.detach()
 
 
-def _cell(value: Any) -> Any:
+def _csv_value(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, datetime):
@@ -97,7 +97,8 @@ class ParquetFile:
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows as a group."""
         values = {
-            column.name: [_stored(row.get(column.name)) for row in rows] for column in self._columns
+            column.name: [_parquet_value(row.get(column.name)) for row in rows]
+            for column in self._columns
         }
         self._writer.write_table(self._table_of(values, schema=self._schema))
 
@@ -106,7 +107,7 @@ class ParquetFile:
         self._writer.close()
 
 
-def _stored(value: Any) -> Any:
+def _parquet_value(value: Any) -> Any:
     return None if value == "" else value
 
 
@@ -142,7 +143,7 @@ def tables(folder: Path, ending: str) -> Iterator[Callable[[str, Row], None]]:
             opened = {}
             waiting: dict[str, list[Row]] = {name: [] for name in TABLES}
             for name, partial in partials.items():
-                file = stack.enter_context(_private(partial))
+                file = stack.enter_context(_new_private_file(partial))
                 opened[name] = FORMATS[ending](file, TABLES[name])
                 stack.enter_context(closing(opened[name]))
 
@@ -166,7 +167,7 @@ def tables(folder: Path, ending: str) -> Iterator[Callable[[str, Row], None]]:
 
 
 @contextmanager
-def _private(path: Path) -> Iterator[IO[bytes]]:
+def _new_private_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a new private file; on exit, wait until the disk has it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE)
     with os.fdopen(descriptor, "wb") as file:

@@ -13,17 +13,14 @@ from typing import Final, TypeAlias
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.prose import one_line
 from pilotfish.device_runtime.record import STAGES, Choice, Forecast, Round
-from pilotfish.lab.field.link_rows import Outage, Probe
-from pilotfish.lab.field.run import Answer, Facts
+from pilotfish.lab.field.link_rows import LARGEST, Outage, Probe
+from pilotfish.lab.field.run import Answer, Facts, Start, Watch
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import counters
 
 _Bounded: TypeAlias = tuple[str, float, float, float]  # name, value, lower and upper bound
 
-LARGEST: Final = 1e15
-"""Upper bound of each count and measurement that has no bound of its own."""
-LARGEST_DEG: Final = {"lat": 90.0, "lon": 180.0}
-"""Upper bounds of a position's latitude and longitude, north or south, east or west."""
+_LARGEST_DEG: Final = {"lat": 90.0, "lon": 180.0}  # bounds of a position, in both directions
 _LONGEST_S: Final = 1e7  # maximum time of a stage or answer (s): four months
 _LATEST_UNIX_S: Final = 4e9  # upper bound of a Unix time (s): the year 2096
 
@@ -39,6 +36,11 @@ def expect_plausible(path: Path, rows: Iterable[Facts | Answer | Probe | Outage]
             _expect(path, f"probe {row.id}", _probe_values(row))
         else:
             _expect(path, f"outage {row.id}", _outage_values(row))
+
+
+def are_possible_times(times_s: Iterable[float]) -> bool:
+    """Return whether seconds since 1970, or since a run began, are possible in a row."""
+    return all(0.0 <= time_s <= _LATEST_UNIX_S for time_s in times_s)
 
 
 def _expect(path: Path, row: str, values: Iterable[_Bounded]) -> None:
@@ -61,9 +63,20 @@ def _facts_values(facts: Facts) -> Iterator[_Bounded]:
     if (watch := facts.watch) is not None:
         yield "interval", watch.every_s, 1e-3, _LONGEST_S
         yield "length", watch.for_s or 0.0, 0.0, _LATEST_UNIX_S
+        for name, value in _numbers(watch):
+            yield f"watch's {name}", value, 0.0, LARGEST
     for start in facts.starts:
-        yield "start", start.unix_s, 0.0, _LATEST_UNIX_S
-        yield "start by the run's clock", start.clock_s, 0.0, _LATEST_UNIX_S
+        for name, value in _numbers(start):
+            yield f"start's {name}", value, 0.0, _LATEST_UNIX_S
+    for name, value in _numbers(facts):
+        yield name, value, 0.0, _LATEST_UNIX_S
+
+
+def _numbers(record: Facts | Start | Watch) -> Iterator[tuple[str, float]]:
+    """Yield the fields of a record that are numbers: name, value."""
+    for name, value in vars(record).items():
+        if isinstance(value, int | float):
+            yield name, value
 
 
 def _probe_values(probe: Probe) -> Iterator[_Bounded]:
@@ -82,7 +95,7 @@ def _probe_values(probe: Probe) -> Iterator[_Bounded]:
             yield f"signal's {one_line(name, 40)}", value, -LARGEST, LARGEST
     for name, value in (probe.position or {}).items():
         if not isinstance(value, str):
-            largest = LARGEST_DEG.get(name, LARGEST)
+            largest = _LARGEST_DEG.get(name, LARGEST)
             yield f"position's {one_line(name, 40)}", value, -largest, largest
     if probe.link is not None:
         yield from _link_values(probe.link)
