@@ -108,9 +108,11 @@ def exported(path: Path) -> dict[str, list[Row]]:
 
 
 def spreadsheet(value: object) -> object:
-    """A text as CSV has it: never a formula."""
-    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
-    return f"'{value}" if formula else value
+    """A text as CSV has it: never a formula, and without NUL."""
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\0", "\ufffd")
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) else text
 
 
 def used_or_refused(path: Path) -> bool:

@@ -43,7 +43,7 @@ class CsvFile:
     """A table in CSV: UTF-8 with a byte order mark, which spreadsheets need; commas; a heading.
 
     Lines end in CR and LF (RFC 4180). A text that a spreadsheet would compute has a ``'`` in
-    front.
+    front, and a NUL is written as U+FFFD.
     """
 
     def __init__(self, file: IO[bytes], columns: Sequence[Column]) -> None:
@@ -69,8 +69,11 @@ def _csv_value(value: Any) -> Any:
         return "true" if value else "false"
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="milliseconds")
-    if isinstance(value, str) and value.startswith(_FORMULA):
-        return f"'{value}"
+    if isinstance(value, str):
+        text = value.replace(
+            "\0", "\ufffd"
+        )  # Python 3.10 cannot write it, and others do not read it
+        return f"'{text}" if text.startswith(_FORMULA) else text
     return value
 
 
