@@ -210,8 +210,8 @@ def test_hostile_values_within_json_are_exported_or_refused(sound: bytes, path: 
         "link", "choice", "signal", "position", "rtts_s", "tokens", "notes", "point", "value",
     }  # fmt: skip
     outcomes = []
-    for table, column, name, cell, at in places:
-        for value in IN_JSON:
+    for number, (table, column, name, cell, at) in enumerate(places):
+        for value in IN_JSON[number % 2 :: 2]:  # half of them, since fields alike are neighbours
             path.write_bytes(sound)
             where = f"name = '{name}'" if name else "1"
             if store(path, table, column, replaced(cell, at, value), where):
