@@ -15,6 +15,7 @@ from typing import Final
 
 _OURS: Final = "pilotfish"
 _ANSWERS: Final = f"{_OURS}.answers"
+_SPANS: Final = "opentelemetry.sdk"
 _FOR_PEOPLE: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _SYSLOG: Final = {  # level → priority of syslog(3)
     logging.DEBUG: 7,
@@ -34,6 +35,8 @@ def set_up(*, verbose: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JournalFormatter() if journal else logging.Formatter(_FOR_PEOPLE))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
+    # it says every 20 s that spans are dropped; `base.trace_export` says once why
+    logging.getLogger(_SPANS).setLevel(logging.ERROR)
     if journal:
         logging.getLogger(_OURS).setLevel(logging.INFO)
         sys.excepthook = _log_crash

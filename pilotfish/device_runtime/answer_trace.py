@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from typing import Final
+from typing import Any, Final
 
 from pilotfish.base.errors import PilotfishError
 from pilotfish.base.tracing import Attributes, Event, Tracer
@@ -64,7 +64,7 @@ class AnswerTrace:
         # begin, end and tokens of the drafter's present run alone; begin 0: none
         self._alone = 0, 0, 0
         # begin and end of each of the first rounds, or messages of a stream
-        self._first: list[tuple[int, int, Round]] = []
+        self._first_rounds: list[tuple[int, int, Round]] = []
         self._streamed_ns: tuple[int, int] | None = None  # begin and end of all messages
 
     def note_prompt(self) -> None:
@@ -91,7 +91,7 @@ class AnswerTrace:
         self._accepted += record.accepted
         self._pass_s += record.pass_s
         if self._rounds <= _MOST_ROUNDS:
-            self._first.append((begun_ns, now_ns, record))
+            self._first_rounds.append((begun_ns, now_ns, record))
         if streams(record.protocol):
             first_ns = begun_ns if self._streamed_ns is None else self._streamed_ns[0]
             self._streamed_ns = first_ns, now_ns
@@ -114,12 +114,23 @@ class AnswerTrace:
         pieces: Generator[Piece, None, None],
         last: Callable[[], tuple[Generation | None, Vocabulary]],
     ) -> Generator[Piece, None, None]:
-        """Yield the pieces of an answer, and end its spans with it.
+        """Return the pieces of an answer, which end its spans, also if none of them is read.
 
         last: returns the answer after its last piece, and the target's vocabulary.
         """
+        followed = self._follow(pieces, last)
+        next(followed)  # a generator that has not begun would not notice its closing
+        return followed
+
+    def _follow(
+        self,
+        pieces: Generator[Piece, None, None],
+        last: Callable[[], tuple[Generation | None, Vocabulary]],
+    ) -> Generator[Any, None, None]:
+        """Yield None at once, then the pieces; end the spans with them."""
         try:
             with closing(pieces):
+                yield None
                 yield from pieces
         except GeneratorExit:  # the reader has closed the answer
             self._end(None, last()[1], "")
@@ -142,11 +153,14 @@ class AnswerTrace:
         if self._read_ns:
             span.child("prompt", span.begun_ns, self._read_ns)
         if self._streamed_ns is not None:
-            events = [Event("tokens", at_ns, _described(each)) for _, at_ns, each in self._first]
+            events = [
+                Event("tokens", at_ns, _round_attributes(each))
+                for _, at_ns, each in self._first_rounds
+            ]
             span.child("tokens", *self._streamed_ns, events=events)
         else:
-            for begun_ns, ended_ns, each in self._first:
-                span.child("round", begun_ns, ended_ns, _described(each))
+            for begun_ns, ended_ns, each in self._first_rounds:
+                span.child("round", begun_ns, ended_ns, _round_attributes(each))
         attributes: dict[str, str | int | float | list[str]] = {
             "gen_ai.request.model": target.model,
             "gen_ai.response.model": target.model,
@@ -163,7 +177,7 @@ class AnswerTrace:
         if answer is None:
             attributes["gen_ai.response.finish_reasons"] = ["error" if error else "cancelled"]
         else:
-            attributes |= _outcome(answer)
+            attributes |= _answer_attributes(answer)
         span.set(attributes, f"{self._operation} {target.model}")
         span.end(now_ns, error)
 
@@ -180,7 +194,7 @@ def _is_chat(source: PromptInput | Prompt) -> bool:
     return isinstance(source, str) or are_messages(source) or not isinstance(source, list | tuple)
 
 
-def _described(record: Round) -> Attributes:
+def _round_attributes(record: Round) -> Attributes:
     """Return the attributes of a round, or of a message of a stream."""
     described: dict[str, str | int | float] = {
         "pilotfish.tokens": len(record.tokens),
@@ -200,7 +214,7 @@ def _described(record: Round) -> Attributes:
     return described
 
 
-def _outcome(answer: Generation) -> dict[str, str | int | float | list[str]]:
+def _answer_attributes(answer: Generation) -> dict[str, str | int | float | list[str]]:
     """Return the attributes of a whole answer."""
     outcome: dict[str, str | int | float | list[str]] = {
         "gen_ai.usage.input_tokens": answer.prompt_tokens,

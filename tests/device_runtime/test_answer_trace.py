@@ -138,6 +138,22 @@ def test_a_closed_stream_is_cancelled_and_not_failed(pair: Pair, spans: Spans) -
     assert attributes_of(span)["gen_ai.response.finish_reasons"] == ("cancelled",)
 
 
+@pytest.mark.parametrize("by", ["close", "deletion"])
+def test_a_stream_closed_before_its_first_piece_is_cancelled_too(
+    pair: Pair, spans: Spans, by: str
+) -> None:
+    with Device(pair.draft, traces=spans.provider, threads=1) as device:
+        pieces = device.stream([1, 2, 3], protocol="local", max_tokens=9)
+        if by == "close":
+            pieces.close()
+        del pieces
+        span = spans.single("text_completion")
+        assert span.status.status_code is StatusCode.UNSET
+        assert attributes_of(span)["gen_ai.response.finish_reasons"] == ("cancelled",)
+        device.generate([1, 2, 3], protocol="local", max_tokens=2)
+    assert len(spans.named("text_completion")) == 2
+
+
 @pytest.mark.parametrize("protocol", ["greedy", "stream", "ahead", "local"])
 def test_spans_of_a_long_answer_are_bounded(protocol: str, spans: Spans) -> None:
     answer = AnswerTrace(Tracer(spans.provider), [1, 2], Request(protocol=protocol))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ CALLER = "0af7651916cd43dd8448eb211c80319c"  # W3C's own example
 CALLER_SPAN = "b7ad6b7169203331"
 HEADERS = {"traceparent": f"00-{CALLER}-{CALLER_SPAN}-01"}
 SECRET = "marzipan"  # of the prompt
+API_KEY = "sk-of-alice-0123456789abcdef0123456789"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -174,6 +176,84 @@ def test_a_refused_request_says_why_by_its_status(service: Serving, collector: C
     assert span.attributes["http.response.status_code"] == 400
     assert not span.failed  # the client's fault, as the conventions say
     assert [each.name for each in collector.spans] == [span.name]
+
+
+def test_a_request_without_a_key_has_no_span(
+    pair: Pair, collector: Collector, tmp_path: Path
+) -> None:
+    """So strangers cannot fill the queue with spans; and no key is in the spans of others."""
+    collector.spans.clear()
+    collector.bodies.clear()
+    keys = tmp_path / "api-keys"
+    keys.write_text(f"alice:{API_KEY}\n")
+    keys.chmod(0o600)
+    flags = ("--api-keys", keys, "--traces", collector.url)
+    with serving(pair.draft, None, *flags) as service:
+        for wrong in ({}, {"Authorization": f"Bearer {API_KEY}x"}):
+            assert ask(service, "local", {**HEADERS, **wrong}).status_code == 401
+        known = {"Authorization": f"Bearer {API_KEY}"}
+        assert ask(service, "local", {**HEADERS, **known}).status_code == 200
+        collector.await_span("POST")
+    [request] = collector.named("POST")
+    assert request.attributes["http.response.status_code"] == 200
+    sent = b"".join(collector.bodies)
+    for secret in (API_KEY, "alice", SECRET):
+        assert secret.encode() not in sent
+
+
+HOSTILE = {
+    "traceparent": (
+        f"00-{CALLER}-{CALLER_SPAN}-0g", f"00-{CALLER.upper()}-{CALLER_SPAN}-01", "00-" + "0" * 52,
+        f"ff-{CALLER}-{CALLER_SPAN}-01", f"00-{CALLER}-{CALLER_SPAN}-01-more", "-" * 60_000, "",
+        f"00-{CALLER}-{CALLER_SPAN}-01, 00-{CALLER}-{CALLER_SPAN}-01", "\xff" * 55,
+        f"00-{CALLER}-{CALLER_SPAN}-01\t", "٠٠-" + CALLER,
+    ),
+    "tracestate": ("a=" + "b" * 60_000,),
+    "baggage": ("a=" + "b" * 60_000,),
+}  # fmt: skip
+
+
+def test_hostile_headers_begin_a_trace_or_are_refused(
+    service: Serving, collector: Collector
+) -> None:
+    """And never an answer of 500, nor a word of them in a span."""
+    collector.spans.clear()
+    collector.bodies.clear()
+    expected = 0
+    for name, values in HOSTILE.items():
+        for value in (*values, values[0] * 20):
+            status = raw_post(service, [(name, value)])
+            assert status in (200, 400, 431, None), (name, value[:80])
+            expected += status == 200
+    parent = ("traceparent", HEADERS["traceparent"])
+    folded = (parent[0], parent[1] + "\r\n x: y")
+    for headers in ([parent] * 2, [parent] * 5_000, [folded], []):
+        status = raw_post(service, headers)
+        assert status in (200, 400, 431, None)
+        expected += status == 200
+    assert expected >= 10
+    collector.await_(lambda: len(collector.named("POST")) == expected)
+    collector.await_(lambda: len(collector.named("text_completion")) == expected)
+    sent = b"".join(collector.bodies)
+    assert b"b" * 50 not in sent
+    assert b"-" * 50 not in sent
+
+
+def raw_post(service: Serving, headers: list[tuple[str, str]]) -> int | None:
+    """Post a request whose headers no client would send; None: closed without an answer."""
+    body = b'{"prompt": "a", "max_tokens": 1, "pilotfish": {"protocol": "local"}}'
+    lines = [b"POST /v1/completions HTTP/1.1", b"Host: localhost", b"Connection: close",
+             b"Content-Type: application/json", b"Content-Length: %d" % len(body)]  # fmt: skip
+    lines += [f"{name}: {value}".encode() for name, value in headers]
+    with socket.create_connection(("127.0.0.1", service.port), timeout=30.0) as stream:
+        answer = b""
+        try:
+            stream.sendall(b"\r\n".join([*lines, b"", body]))
+            while part := stream.recv(65536):
+                answer += part
+        except ConnectionError:
+            pass
+    return int(answer.split()[1]) if answer else None
 
 
 def test_the_trace_goes_on_at_a_restarted_edge(pair: Pair, collector: Collector) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.progress import ProgressDisplay
 from pilotfish.cli.options import Commands
 from pilotfish.lab.field.export.rows import RunRows
@@ -39,7 +40,13 @@ def add_to(actions: Commands) -> None:
         help="run files, made by field measure or field watch, of any format",
     )
     forms = parser.add_mutually_exclusive_group(required=True)
-    forms.add_argument("--csv", type=Path, metavar="DIR", help="folder for CSV files (UTF-8)")
+    forms.add_argument(
+        "--csv",
+        type=Path,
+        metavar="DIR",
+        help="folder for CSV files (UTF-8); a text that "
+        "a spreadsheet would compute, such as =1+1, has a ' in front",
+    )
     forms.add_argument(
         "--parquet",
         type=Path,
@@ -56,6 +63,7 @@ def _run(args: argparse.Namespace) -> int:
         expect_parquet()
     for path in args.runs:
         Run.open(path).close()  # fail now if one of them is no run file
+    _expect_each_once(args.runs)
     with ProgressDisplay() as display, tables(folder, ending) as add:
         done = 0
         for path, name in zip(args.runs, _names(args.runs), strict=True):
@@ -68,6 +76,16 @@ def _run(args: argparse.Namespace) -> int:
     notes = Console(stderr=True, highlight=False)
     notes.print(f"written: {folder} ({done:,} rows)", soft_wrap=True, markup=False)
     return 0
+
+
+def _expect_each_once(paths: list[Path]) -> None:
+    """Raise `UnsupportedError` if a file is named twice: whoever reads the tables counts double."""
+    files = set()
+    for path in paths:
+        status = path.stat()
+        if (file := (status.st_dev, status.st_ino)) in files:
+            raise UnsupportedError(f"{path} is named twice: name each run once.")
+        files.add(file)
 
 
 def _names(paths: list[Path]) -> list[str]:

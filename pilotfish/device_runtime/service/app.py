@@ -42,9 +42,9 @@ def application(service: DeviceService) -> ASGIApp:
         exception_handlers=dict.fromkeys([*expected, Exception], refuse),
     )
     app.router.redirect_slashes = False
-    admitting = AccessControl(app, service)
     tracer = service.device.tracer
-    return admitting if tracer is None else RequestSpans(admitting, tracer)
+    # spans within the access control: a request that it refuses has none
+    return AccessControl(app if tracer is None else RequestSpans(app, tracer), service)
 
 
 def _as_refusal(error: Exception) -> Exception:

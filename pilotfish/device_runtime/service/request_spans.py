@@ -1,4 +1,4 @@
-"""A span for each HTTP request that may be answered, below the span that its client names.
+"""A span for each HTTP request that the service admits, below the span that its client names.
 
 The client names its span by the header `traceparent` (W3C Trace Context). The names and attributes
 are those of OpenTelemetry's conventions for HTTP. They have the route's pattern, but neither path
@@ -13,7 +13,7 @@ from pilotfish.device_runtime.answer_trace import error_code
 
 
 class RequestSpans:
-    """A wrapper of the whole service that makes the spans of POST requests.
+    """A wrapper of all routes that makes the spans of admitted POST requests.
 
     Others read the service's state, some of them every second, and have no spans.
     """

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 
 from pilotfish.wire.link.state import LinkState
 
+LARGEST = 1e15  # upper bound of a measured value and of its negative; readers refuse others
+
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:

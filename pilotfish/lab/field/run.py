@@ -422,7 +422,8 @@ class Run:
             return
         with reporting_damage(self.path):
             rows = self._database.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY id")
-            yield from rows
+            for row in rows:  # noqa: UP028  # `yield from` would close the cursor after its database
+                yield row
 
     def close(self) -> None:
         """Close the file."""

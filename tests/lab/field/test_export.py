@@ -202,6 +202,17 @@ def test_tables_are_not_overwritten_and_none_is_left_of_a_damaged_file(
     assert [*(tmp_path / "b").iterdir()] == []
 
 
+def test_a_run_that_is_named_twice_is_refused(watched, tmp_path, capsys):
+    """Its rows would count double."""
+    linked_path = tmp_path / "link.pilotfish"
+    linked_path.symlink_to(watched)
+    for again in (watched, watched.parent / ".." / watched.parent.name / watched.name, linked_path):
+        command = ["field", "export", str(watched), str(again), "--csv", str(tmp_path / "out")]
+        assert main(command) == 64
+        assert f"{again} is named twice" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_without_pyarrow_the_command_to_install_it_is_told(watched, tmp_path):
     hidden = "import sys; sys.modules['pyarrow'] = None; from pilotfish.cli import main; "
     code = f"{hidden}sys.exit(main(sys.argv[1:]))"

@@ -143,7 +143,7 @@ def test_the_table_has_the_ten_longest_outages(tmp_path):
         ("UPDATE probes SET rtts_s = '[0.1, -1.0]'", "-1 as its RTT"),
         ("UPDATE probes SET up_bps = 9e999", "inf as its goodput up"),
         ("UPDATE probes SET lost = -1", "-1 as its lost pings"),
-        ("UPDATE probes SET signal = '{\"dbm\": 1e300}'", "1e+300 as its dbm"),
+        ("UPDATE probes SET signal = '{\"dbm\": 1e300}'", "1e+300 as its signal's dbm"),
         ("UPDATE rtts SET rtt_s = 1e9", "1e+09 as its RTT"),
         ("UPDATE outages SET ended_clock_s = 1.0", "1 as its end by the run's clock"),
         ("UPDATE outages SET ended_unix_s = NULL", "nan as its end"),

@@ -7,22 +7,22 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import chain
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 
-from pilotfish.base.errors import RunFileError
 from pilotfish.device_runtime.record import STAGES, Choice
 from pilotfish.lab.field.export.columns import POSITION, READINGS, with_unit
 from pilotfish.lab.field.link_rows import Outage, Probe
-from pilotfish.lab.field.report.plausible import expect_plausible
+from pilotfish.lab.field.report.plausible import are_possible_times, expect_plausible
 from pilotfish.lab.field.run import Answer, Run
 from pilotfish.lab.field.run_clock import on_wall_clock
 from pilotfish.lab.field.token_speed import steady_token_s, tokens_per_s
 from pilotfish.wire.link.state import LinkState
 
 Row: TypeAlias = dict[str, Any]
+_Read = TypeVar("_Read", Answer, Probe, Outage)
 _EPOCH = datetime(1970, 1, 1)  # the columns' names say that they are UTC
 
 
@@ -32,9 +32,12 @@ class RunRows:
     def __init__(self, run: Run, name: str) -> None:
         self._run = run
         self._names_of_run = {"run": name, "device": run.facts.device}
-        moments = np.array(run.moments()).reshape(-1, 2)
-        self._clock_s = moments[:, 0]
-        self._unix_s = on_wall_clock(moments[:, 0].tolist(), moments[:, 1].tolist()).unix_s
+        expect_plausible(run.path, [run.facts])
+        # an impossible moment is left out here, and its row is refused when it is reached
+        moments = [moment for moment in run.moments() if are_possible_times(moment)]
+        clock_s, unix_s = [moment[0] for moment in moments], [moment[1] for moment in moments]
+        self._clock_s = np.array(clock_s)
+        self._unix_s = on_wall_clock(clock_s, unix_s).unix_s
 
     def __iter__(self) -> Iterator[tuple[str, Row]]:
         """Yield each row with its table's name; raise `RunFileError` for impossible values."""
@@ -42,8 +45,7 @@ class RunRows:
             yield table, {**self._names_of_run, **row}
 
     def _rows(self) -> Iterator[tuple[str, Row]]:
-        for answer in self._run.answers(warm_up=True, finished=False):
-            expect_plausible(self._run.path, [answer])
+        for answer in self._only_plausible(self._run.answers(warm_up=True, finished=False)):
             began_s = self._corrected_s(answer.started_unix_s, answer.clock_s)
             yield "answers", {**self._moment("", answer.started_unix_s, answer.clock_s),
                               **_answer(answer)}  # fmt: skip
@@ -54,14 +56,20 @@ class RunRows:
                     "time_utc": self._time(began_s + sample.at_s),
                 }
                 yield "rtts", {"answer": answer.id, "number": number, **at, **sample._asdict()}
-        for probe in self._run.probes():
+        for probe in self._only_plausible(self._run.probes()):
             moment = self._moment("", probe.began_unix_s, probe.clock_s)
             yield "probes", {**moment, **_probe(probe)}
             at = {name: moment[name] for name in ("unix_s", "time_utc")}
             for number, rtt_s in enumerate(probe.rtts_s):
                 yield "rtts", {"probe": probe.id, "number": number, **at, "rtt_s": rtt_s}
-        for outage in self._run.outages():
+        for outage in self._only_plausible(self._run.outages()):
             yield "outages", self._outage(outage)
+
+    def _only_plausible(self, rows: Iterator[_Read]) -> Iterator[_Read]:
+        """Yield the rows of the file; raise `RunFileError` at one with an impossible value."""
+        for row in rows:
+            expect_plausible(self._run.path, [row])
+            yield row
 
     def _rounds(self, answer: Answer, began_s: float) -> Iterator[tuple[str, Row]]:
         timed = zip(answer.rounds, answer.at_s, strict=True)
@@ -114,13 +122,7 @@ class RunRows:
         return float(self._unix_s[at] + (clock_s - self._clock_s[at]))
 
     def _time(self, unix_s: float) -> datetime:
-        try:
-            return _EPOCH + timedelta(milliseconds=round(unix_s * 1e3))
-        except (OverflowError, ValueError) as error:
-            raise RunFileError(
-                f"{self._run.path} is damaged: it has the time {unix_s:g} s, which is impossible. "
-                "Restore a copy of the file."
-            ) from error
+        return _EPOCH + timedelta(milliseconds=round(unix_s * 1e3))
 
 
 def _answer(answer: Answer) -> Row:
@@ -131,9 +133,9 @@ def _answer(answer: Answer) -> Row:
     return {
         "answer": answer.id,
         "configuration": str(answer.configuration),
-        "window": _number(answer.window),
+        "window": _tokens_or_none(answer.window),
         "window_auto": answer.window == "auto",
-        "window_used": _number(answer.window_used),
+        "window_used": _tokens_or_none(answer.window_used),
         **{name: getattr(answer, name) for name in chain(names, used, cost)},
         "token_s": token_s,
         "tokens_per_s": tokens_per_s(token_s),
@@ -176,21 +178,21 @@ def _probe(probe: Probe) -> Row:
         **{name: getattr(probe, name) for name in (*names, "downlink_bytes", "power_w")},
         "pings": len(probe.rtts_s),
         "rtt_median_s": median(probe.rtts_s) if probe.rtts_s else None,
-        "signal_dbm": _quantity(signal.get("dbm")),
+        "signal_dbm": _float_or_none(signal.get("dbm")),
         "signal": _json(signal) if signal else None,
         **{
-            f"position_{with_unit(name, unit)}": _quantity(position.get(name))
+            f"position_{with_unit(name, unit)}": _float_or_none(position.get(name))
             for name, unit in POSITION.items()
         },
         **_link(probe.link),
     }
 
 
-def _number(window: int | str | None) -> int | None:
+def _tokens_or_none(window: int | str | None) -> int | None:
     return window if isinstance(window, int) else None
 
 
-def _quantity(value: float | str | None) -> float | None:
+def _float_or_none(value: float | str | None) -> float | None:
     return None if value is None or isinstance(value, str) else float(value)
 
 

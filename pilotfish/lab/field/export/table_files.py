@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyarrow import DataType
 
 _ROWS = 10_000  # rows of a table that wait in memory to be written together
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # a cell that begins so is one to a spreadsheet
 
 
 class TableFile(Protocol):
@@ -39,18 +40,23 @@ Opener: TypeAlias = Callable[[IO[bytes], Sequence[Column]], TableFile]
 
 
 class CsvFile:
-    """A table in CSV: UTF-8 with a byte order mark, which spreadsheets need; commas; a heading."""
+    """A table in CSV: UTF-8 with a byte order mark, which spreadsheets need; commas; a heading.
+
+    Lines end in CR and LF (RFC 4180). A text that a spreadsheet would compute has a ``'`` in
+    front, and a NUL is written as U+FFFD.
+    """
 
     def __init__(self, file: IO[bytes], columns: Sequence[Column]) -> None:
         self._text = TextIOWrapper(file, encoding="utf-8-sig", newline="")
-        self._writer = csv.writer(self._text, lineterminator="\n")
+        # the writer quotes a CR in a text only if lines end in it
+        self._writer = csv.writer(self._text, lineterminator="\r\n")
         self._columns = columns
         self._writer.writerow([column.name for column in columns])
 
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows; a missing value is an empty cell."""
         for row in rows:
-            self._writer.writerow([_cell(row.get(column.name)) for column in self._columns])
+            self._writer.writerow([_csv_value(row.get(column.name)) for column in self._columns])
 
     def close(self) -> None:
         """Complete the file."""
@@ -58,11 +64,16 @@ class CsvFile:
         self._text.detach()
 
 
-def _cell(value: Any) -> Any:
+def _csv_value(value: Any) -> Any:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, datetime):
         return value.isoformat(sep=" ", timespec="milliseconds")
+    if isinstance(value, str):
+        text = value.replace(
+            "\0", "\ufffd"
+        )  # Python 3.10 cannot write it, and others do not read it
+        return f"'{text}" if text.startswith(_FORMULA) else text
     return value
 
 
@@ -89,7 +100,8 @@ class ParquetFile:
     def write(self, rows: Sequence[Row]) -> None:
         """Append rows as a group."""
         values = {
-            column.name: [_stored(row.get(column.name)) for row in rows] for column in self._columns
+            column.name: [_parquet_value(row.get(column.name)) for row in rows]
+            for column in self._columns
         }
         self._writer.write_table(self._table_of(values, schema=self._schema))
 
@@ -98,7 +110,7 @@ class ParquetFile:
         self._writer.close()
 
 
-def _stored(value: Any) -> Any:
+def _parquet_value(value: Any) -> Any:
     return None if value == "" else value
 
 
@@ -134,7 +146,7 @@ def tables(folder: Path, ending: str) -> Iterator[Callable[[str, Row], None]]:
             opened = {}
             waiting: dict[str, list[Row]] = {name: [] for name in TABLES}
             for name, partial in partials.items():
-                file = stack.enter_context(_private(partial))
+                file = stack.enter_context(_new_private_file(partial))
                 opened[name] = FORMATS[ending](file, TABLES[name])
                 stack.enter_context(closing(opened[name]))
 
@@ -158,7 +170,7 @@ def tables(folder: Path, ending: str) -> Iterator[Callable[[str, Row], None]]:
 
 
 @contextmanager
-def _private(path: Path) -> Iterator[IO[bytes]]:
+def _new_private_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a new private file; on exit, wait until the disk has it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE)
     with os.fdopen(descriptor, "wb") as file:

@@ -18,7 +18,7 @@ from pilotfish.lab.field.report.answer_values import (
 from pilotfish.lab.field.report.figures import Figures, figures, flatten
 from pilotfish.lab.field.report.hindsight import Hindsight, hindsight
 from pilotfish.lab.field.report.link_history import QUANTITIES, LinkHistory, history
-from pilotfish.lab.field.report.plausible import expect_plausible, expect_plausible_link
+from pilotfish.lab.field.report.plausible import expect_plausible
 from pilotfish.lab.field.report.samples import Array, percentiles
 from pilotfish.lab.field.run import Answer, Facts, Run
 from pilotfish.lab.statistics import LEVEL, RESAMPLES
@@ -78,8 +78,7 @@ def read_run(path: str | Path) -> MeasuredRun:
         every = list(run.answers(warm_up=True, finished=False))
         probes, outages = list(run.probes()), list(run.outages())
         facts = run.facts
-    expect_plausible(path, every)
-    expect_plausible_link(path, facts, probes, outages)
+    expect_plausible(path, [facts, *every, *probes, *outages])
     answers = [a for a in every if a.finished and not a.warm_up and a.rounds]
     if not answers and not probes and not outages:
         raise RunFileError(
