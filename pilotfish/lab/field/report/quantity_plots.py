@@ -34,10 +34,10 @@ def quantities_over_time(run: str, history: LinkHistory) -> Plot | None:
     every = {name: each for lines in panels.values() for name, each in lines.items()}
     if not every:
         return None
-    what, unit = "the link over time", "measurements"
+    what, unit = "the link over time", "measurement"
     selection = select({name: sum(map(len, each)) for name, each in every.items()})
     if not selection.drawn:
-        return few_only(run, what, selection, unit)
+        return few_only(run, what, selection.few, unit)
     drawn = {
         heading: {name: each for name, each in lines.items() if name in selection.drawn}
         for heading, lines in panels.items()

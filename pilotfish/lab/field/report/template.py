@@ -118,7 +118,7 @@ into the target's pass and the rest.</p>
 <h2>Acceptance by position</h2>
 <p>A round reaches a depth if it accepted every drafted token before it. All windows of a protocol
 with its varied options are pooled; each depth counts the rounds that drafted it. Lines at the
-points are 95 % intervals of a share; shares of fewer than {{ few }} rounds are not drawn.</p>
+points are 95 % intervals of a share.</p>
 {{ show(gallery.depths) }}
 {% for run in runs if positions[run.name].rows %}
 <details><summary>{{ run.name }}: the counts</summary>
@@ -155,7 +155,8 @@ Fixed choices are the answers of the same run that requested a protocol and wind
 <p>Warm-up answers and unfinished ones are left out; their numbers are above. A median's 95 %
 interval is a percentile bootstrap over answers: {{ "{:,}".format(resamples) }} resamples, a fixed
 seed. It shows how far the median would move with similar prompts at other times, not over another
-link. Nothing is drawn of fewer than {{ few }} answers, rounds or samples. p95 is the 95th
+link. Each line, bar, median, mean and share in the pictures rests on {{ few }} answers, rounds or
+samples at least. p95 is the 95th
 percentile over answers, or over rounds for a round's time. Intervals of shares are Wilson's. α is
 the share of verified positions that were accepted. n counts answers unless another unit is
 named.</p>
