@@ -1,7 +1,7 @@
 """The size, titles, colours and markers of the report's plots, and how many points a plot needs.
 
 Each plot is drawn twice: as wide as the page, and for a phone, whose letters would otherwise be
-too small. `select` owns the rule that nothing is drawn of fewer than `FEW` points.
+too small. `select` owns the rule that nothing is drawn of fewer than `FEWEST_VALUES` points.
 """
 
 import math
@@ -13,9 +13,8 @@ from textwrap import fill
 
 from pilotfish.lab.drawing import MARKERS, PALETTE, Axes, escape_math, panels
 from pilotfish.lab.page import Picture
-from pilotfish.lab.statistics import Spread
+from pilotfish.lab.statistics import FEWEST_VALUES, Spread
 
-FEW = 20  # fewest answers, rounds or samples of which anything is drawn
 # widths of a plot (inches): as the page, and equal to 360 CSS pixels, so that a phone does not
 # shrink letters
 WIDE, NARROW = 10.0, 3.75
@@ -61,8 +60,8 @@ def select(points: Mapping[str, int]) -> Selection:
     plot whose marks are single answers, all of them together need enough: the only name is "".
     """
     return Selection(
-        drawn=[name for name, number in points.items() if number >= FEW],
-        few={name: number for name, number in points.items() if number < FEW},
+        drawn=[name for name, number in points.items() if number >= FEWEST_VALUES],
+        few={name: number for name, number in points.items() if number < FEWEST_VALUES},
     )
 
 
@@ -136,12 +135,12 @@ def left_out(plot: Plot) -> str | None:
     if "" in few:
         return (
             f"{plot.run}: {plot.what} is not drawn, because there are only "
-            f"{count(few[''], plot.unit)}; it needs {FEW}."
+            f"{count(few[''], plot.unit)}; it needs {FEWEST_VALUES}."
         )
     names = [f"{name} ({count(number, plot.unit)})" for name, number in few.items()]
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return (
-        f"{plot.run}: left out of {plot.what}, where each needs {FEW}: "
+        f"{plot.run}: left out of {plot.what}, where each needs {FEWEST_VALUES}: "
         f"{', '.join(names[:_MOST_NAMED])}{more}."
     )
 

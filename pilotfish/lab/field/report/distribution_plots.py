@@ -10,7 +10,6 @@ import numpy as np
 from pilotfish.lab.drawing import Axes, legend_below
 from pilotfish.lab.field.report.answer_values import MEASURES, Values, best_windows
 from pilotfish.lab.field.report.canvas import (
-    FEW,
     Plot,
     PlotStyle,
     few_only,
@@ -21,6 +20,7 @@ from pilotfish.lab.field.report.canvas import (
 from pilotfish.lab.field.report.figures import Figures
 from pilotfish.lab.field.report.link_plots import draw_distributions
 from pilotfish.lab.field.report.samples import Array
+from pilotfish.lab.statistics import FEWEST_VALUES
 
 _MOST_PROTOCOLS = 5  # panels of the comparison between runs
 
@@ -29,7 +29,7 @@ def distributions(
     run: str, measured: Values, all_figures: Sequence[Figures], styles: PlotStyle
 ) -> Plot | None:
     """Plot the distribution of each measure, a line for each protocol at its best window."""
-    best = best_windows(all_figures, FEW)
+    best = best_windows(all_figures, FEWEST_VALUES)
     what, unit = "the distribution over answers", "answer"
     if not best:
         return None
@@ -86,7 +86,7 @@ def compare_distributions(
     """Plot the distribution of ms a token of several runs, a panel for each of their protocols."""
     panels: dict[str, dict[str, Array]] = {}
     for run, values, all_figures in runs:
-        for best in best_windows(all_figures, FEW):
+        for best in best_windows(all_figures, FEWEST_VALUES):
             label = str(best._replace(window=None))
             panels.setdefault(label, {})[run] = values[MEASURES[0]][best]
     panels = {label: lines for label, lines in panels.items() if len(lines) > 1}

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from pilotfish.lab.drawing import Axes, escape_math, legend_below
 from pilotfish.lab.field.report.canvas import (
-    FEW,
     Plot,
     PlotStyle,
     few_only,
@@ -26,7 +25,7 @@ from pilotfish.lab.field.report.figures import (
     timed,
 )
 from pilotfish.lab.field.run import WindowSetting
-from pilotfish.lab.statistics import Spread
+from pilotfish.lab.statistics import FEWEST_VALUES, Spread
 
 _WITHOUT_WINDOW = "no γ"
 
@@ -205,6 +204,6 @@ def _best_windows(all_figures: Sequence[Figures]) -> list[tuple[Figures, Spread]
     """Return each protocol's results at its `quickest` window, of those with enough answers."""
     measured = [f for f, _ in timed(all_figures)]
     return timed(
-        quickest([f for f in measured if f.configuration.protocol == protocol], FEW)
+        quickest([f for f in measured if f.configuration.protocol == protocol], FEWEST_VALUES)
         for protocol in protocols_of(measured)
     )

@@ -18,7 +18,6 @@ from pilotfish.lab.drawing import (
     legend_below,
 )
 from pilotfish.lab.field.report.canvas import (
-    FEW,
     ROW,
     Plot,
     PlotStyle,
@@ -28,7 +27,7 @@ from pilotfish.lab.field.report.canvas import (
     select,
 )
 from pilotfish.lab.field.report.figures import Figures, by_series
-from pilotfish.lab.statistics import PositionCounts, share_interval
+from pilotfish.lab.statistics import FEWEST_VALUES, PositionCounts, share_interval
 
 _ROWS = 7  # minimum height of a narrow plot, in rows
 
@@ -63,7 +62,7 @@ def stages(run: str, all_figures: Sequence[Figures]) -> Plot | None:
         run=run,
         what=what,
         finding=f"on average {share:.0f} % of a token's time is {largest}",
-        n=format_counts((n for _, n in every if n >= FEW), "steady rounds a bar"),
+        n=format_counts((n for _, n in every if n >= FEWEST_VALUES), "steady rounds a bar"),
         selection=selection,
         unit=unit,
         xlabel="time per committed token (ms, mean)",
@@ -93,8 +92,8 @@ def depths(run: str, all_figures: Sequence[Figures], styles: PlotStyle) -> Plot 
     """Plot, by depth, the share of rounds that reach a depth, and the share that accept it.
 
     A line has the protocol and the varied options of its label; all their windows are pooled. A
-    share refers to the rounds that drafted this depth; with fewer than `FEW` rounds it is not
-    drawn. Returns None if there are no drafts.
+    share of the rounds that drafted a depth, or reached it, is drawn if these are enough. Returns
+    None if there are no drafts.
     """
     pooled = {label: _pool_positions(each) for label, each in by_series(all_figures).items()}
     every = {label: counts for label, counts in pooled.items() if counts}
@@ -104,7 +103,9 @@ def depths(run: str, all_figures: Sequence[Figures], styles: PlotStyle) -> Plot 
     what, unit = "acceptance by position", "round"
     if not selection.drawn:
         return few_only(run, what, selection.few, unit)
-    measured = {label: [p for p in every[label] if p.drafted >= FEW] for label in selection.drawn}
+    measured = {
+        label: [p for p in every[label] if p.drafted >= FEWEST_VALUES] for label in selection.drawn
+    }
     for label in selection.drawn:
         selection.few.update(_few_depths(label, every[label]))
     first = [counts[0] for counts in measured.values()]
@@ -152,7 +153,7 @@ def _few_depths(label: str, counts: Sequence[PositionCounts]) -> dict[str, int]:
     return {
         f"{label} {share} from depth {depth}": number
         for share, numbers in shares
-        for depth, number in [pair for pair in numbers if pair[1] < FEW][:1]
+        for depth, number in [pair for pair in numbers if pair[1] < FEWEST_VALUES][:1]
     }
 
 
@@ -174,7 +175,7 @@ def _depths(
         linewidth=1.4,
         label=escape_math(label),
     )
-    enough = [p for p in counts if p.reached >= FEW]
+    enough = [p for p in counts if p.reached >= FEWEST_VALUES]
     shares = [100 * p.accepted / p.reached for p in enough]
     accepted.plot(
         [p.depth + offset for p in enough], shares, color=colour, marker=marker, linewidth=1.4
