@@ -243,6 +243,21 @@ def test_what_cannot_have_happened_is_damage(tmp_path, capsys, change, words):
     assert words in line
 
 
+@pytest.mark.parametrize("place", ["report.html", "1-run.png", "run.json"])
+def test_a_run_is_not_overwritten_by_its_report(tmp_path, capsys, place):
+    made = recorded(tmp_path / place, [answer([chain(2, 1)] * 3, window=2)])
+    before = made.read_bytes()
+    arguments = [made, "--out", tmp_path]
+    if place == "run.json":
+        (tmp_path / "link.json").symlink_to(made)
+        arguments += ["--json", tmp_path / "link.json"]
+    code, line = refused(capsys, *arguments)
+    assert code == 64
+    assert "would overwrite" in line
+    assert str(made) in line
+    assert made.read_bytes() == before
+
+
 def test_a_folder_that_cannot_be_written(walk, tmp_path, capsys):
     (tmp_path / "out").write_text("a file is in the way")
     code, line = refused(capsys, walk, "--out", tmp_path / "out")
