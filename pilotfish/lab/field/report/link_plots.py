@@ -98,7 +98,7 @@ def rtt_distribution(runs: Sequence[tuple[str, LinkHistory]]) -> Plot | None:
     return Plot(
         run=name,
         what=what,
-        finding="RTT: " + "; ".join(findings) if len(findings) < 4 else "RTT of each run",
+        finding="RTT of " + ("; ".join(findings) if len(findings) < 4 else "each run"),
         n=_counts({label: lines[label] for label in drawn}),
         selection=selection,
         unit=unit,

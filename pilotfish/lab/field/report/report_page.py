@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pilotfish.base.files import PRIVATE, private_folder, write_whole
 from pilotfish.lab.field.report import link_tables, tables
-from pilotfish.lab.field.report.answer_values import choice_shares
+from pilotfish.lab.field.report.answer_values import choice_shares, chosen_protocols
 from pilotfish.lab.field.report.figures import lowest
 from pilotfish.lab.field.report.measured import MeasuredRun
 from pilotfish.lab.field.report.pictures import Gallery, draw
@@ -82,7 +82,8 @@ def _watch_summary(run: MeasuredRun) -> str:
     parts.append(link_tables.availability(run))
     if shares := choice_shares(run.answers):
         protocol, share = next(iter(shares.items()))
-        parts.append(f"auto chose {protocol} in {100 * share:.0f} % of its answers")
+        number = len(chosen_protocols(run.answers))
+        parts.append(f"auto chose {protocol} in {100 * share:.0f} % of its {number:,} answers")
     return f"{'; '.join(parts)}."
 
 
