@@ -29,17 +29,10 @@ from pilotfish.device_runtime.link.probing import PingResult, measure_rates, pin
 from pilotfish.device_runtime.link.retry import FAIL, RetryPolicy
 from pilotfish.lab.field.run_clock import boot_s
 from pilotfish.wire.keys import DeviceKeys
-from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.link.state import READINGS, LinkState, Reading
 
-ROWS = (
-    ("RTT", "rtt", 1e3, "ms"),
-    ("jitter", "jitter", 1e3, "ms"),
-    ("goodput up", "up", 1e-6, "Mbit/s"),
-    ("goodput down", "down", 1e-6, "Mbit/s"),
-    ("retransmitted", "retransmitted", 1e2, "% of segments"),
-    ("retransmitted down", "retransmitted_down", 1e2, "% of segments"),
-    ("signal", "signal", 1.0, "dBm"),
-)
+# name, field of `LinkState`, factor to the unit, unit
+ROWS = tuple((kind.name, key, 1.0 / kind.size, kind.shown_unit) for key, kind in READINGS.items())
 _RATES_EVERY = 5  # pings
 _LONGEST_PAUSE_S = 1.0  # between two attempts to reach an edge that is away
 _TIME_LETTERS = 24

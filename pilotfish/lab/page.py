@@ -168,6 +168,7 @@ figure.as-wide { max-width: none; grid-column: 1 / -1; }
 }
 summary { cursor: pointer; color: var(--accent); margin: .6rem 0; }
 @media (max-width: 30rem) { body { padding: 1rem .7rem 3rem; } figure { padding: .25rem; } }
+@page { margin: 14mm 12mm; }
 @media print {
   :root { --ink: #000; --soft: #444; --line: #bbb; --paper: #fff; --card: #fff; --mark: #eee;
     --accent: #0072b2; }
@@ -177,6 +178,8 @@ summary { cursor: pointer; color: var(--accent); margin: .6rem 0; }
   tbody th { position: static; }
   figure, tr, p, h2, h3 { break-inside: avoid; } h2, h3, h2 + p { break-after: avoid; }
   .pictures { grid-template-columns: 1fr 1fr; }
+  p { max-width: none; }
+  details:not([open]) { display: none; } /* a closed one has nothing to read on paper */
   figure { background: #fff; } figure img { filter: none; }
 }
 </style>

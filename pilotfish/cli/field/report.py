@@ -1,10 +1,13 @@
 """``pilotfish field report``: show measurements as one HTML page with plots."""
 
 import argparse
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from rich.console import Console
 
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.progress import ProgressDisplay
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.lab.field.report.measured import read_run, with_unique_names
@@ -44,10 +47,24 @@ def add_to(actions: Commands) -> None:
     parser.set_defaults(run=_run)
 
 
+def _expect_others(results: Sequence[Path], runs: Sequence[Path]) -> None:
+    """Raise `UnsupportedError` if a result is one of the run files, also by a link."""
+    for result, run in product(results, runs):
+        if result.exists() and result.samefile(run):
+            raise UnsupportedError(
+                f"The report would overwrite the run file {run}: name another folder by --out, or "
+                "another file by --json."
+            )
+
+
 def _run(args: argparse.Namespace) -> int:
-    from pilotfish.lab.field.report.report_page import write  # late: imports matplotlib
+    from pilotfish.lab.field.report.report_page import PAGE, write  # late: imports matplotlib
 
     runs = with_unique_names([read_run(path) for path in args.runs])
+    results = [args.out / PAGE, *args.out.glob("*.png")]
+    if args.json not in (None, "-"):
+        results.append(Path(args.json))
+    _expect_others(results, args.runs)
     with ProgressDisplay() as display:
         page = write(runs, args.out, lambda done, total: display.show("drawing", done, total))
     if args.json:

@@ -32,7 +32,7 @@ GROUPS = ((0, 1), (1, 2), (2, 4), (4, 8), (8, 16), (16, DEPTHS))  # ranges of de
 RUNS = (1, 2, 4, 8, 16)
 # number of resamples for a speed; small, because each resample runs the model of `ahead`
 SPEEDS = 100
-FEW = 10  # minimum number of drafts for which a share is shown
+FEWEST_DRAFTS = 10  # minimum number of drafts for which a share is shown
 _HOPE = 0.0  # assumed α at depths without any draft
 Floats = NDArray[np.float64]
 
@@ -50,8 +50,8 @@ class DepthFigures(NamedTuple):
 
     @property
     def reliable_acceptance(self) -> Estimate:
-        """The acceptance if at least `FEW` drafts reached these depths, else an empty estimate."""
-        return self.acceptance if self.reached >= FEW else Estimate(None)
+        """The acceptance if at least `FEWEST_DRAFTS` drafts reached these depths, else none."""
+        return self.acceptance if self.reached >= FEWEST_DRAFTS else Estimate(None)
 
 
 class ExpectedSpeed(NamedTuple):

@@ -114,7 +114,7 @@ class MatrixSettings(EngineSettings, frozen=True, kw_only=True):
         setting(
             "number of answers to each prompt by each protocol and window", ge=1, le=_MOST_REPEATS
         ),
-    ] = 3
+    ] = 4
     warm_up: Annotated[
         int,
         setting(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 WIRELESS = Path("/proc/net/wireless")
 
@@ -31,6 +32,30 @@ class LinkState:
     retransmitted: Reading | None = None
     retransmitted_down: Reading | None = None
     signal: Reading | None = None
+
+
+class ReadingKind(NamedTuple):
+    """What a reading is: its name for people, its unit in names (`rtt_s`), and a unit for people.
+
+    size: the shown unit in the reading's unit, for example 1e-3 for ms.
+    """
+
+    name: str
+    unit: str
+    shown_unit: str
+    size: float
+
+
+READINGS = {
+    "rtt": ReadingKind("RTT", "s", "ms", 1e-3),
+    "jitter": ReadingKind("jitter", "s", "ms", 1e-3),
+    "up": ReadingKind("goodput up", "bps", "Mbit/s", 1e6),
+    "down": ReadingKind("goodput down", "bps", "Mbit/s", 1e6),
+    "retransmitted": ReadingKind("retransmitted", "", "% of segments", 1e-2),
+    "retransmitted_down": ReadingKind("retransmitted down", "", "% of segments", 1e-2),
+    "signal": ReadingKind("signal", "dbm", "dBm", 1.0),
+}
+"""The fields of `LinkState`."""
 
 
 def signal_dbm(source: Path = WIRELESS) -> float | None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sqlite3
 from contextlib import closing
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.cli import main
-from pilotfish.lab.field.report import clock_axis, link_plots, link_tables
+from pilotfish.lab.field.report import clock_axis, link_plots, link_tables, quantity_plots
 from pilotfish.lab.field.report.distribution_plots import compare_distributions
 from pilotfish.lab.field.report.measured import read_run, with_unique_names
 from pilotfish.lab.field.report.samples import (
@@ -23,6 +25,7 @@ from pilotfish.lab.field.report.samples import (
     samples,
 )
 from pilotfish.lab.statistics import _MANY, median_interval
+from pilotfish.wire.link.state import READINGS, LinkState
 from tests.lab.field.test_report import page_of
 from tests.support.made_watches import BEGAN_UNIX_S, EVERY_S, recorded_watch
 
@@ -89,7 +92,7 @@ def test_the_page_tells_it(report):
     share = 100 * run["choices"]["ahead"]
     assert "6 h; 56 of 72 rounds; RTT p50" in text
     assert "away 59 min 37 s in 1 outage (81.9 % available); auto chose ahead in" in text
-    assert f"auto chose ahead in {share:.0f} % of its answers." in text
+    assert f"auto chose ahead in {share:.0f} % of its 56 answers." in text
     assert "The device's wall clock was set twice (by +1 h at" in text
     assert "Nothing was measured for 29 min" in text
     assert "The edge did not answer within 2 s." in text
@@ -126,6 +129,26 @@ def test_an_outage_that_had_not_ended(tmp_path):
     assert "still away at the file's end" in str(link_tables.outages(run).rows[-1])
     assert run.as_json()["link"]["outages"][-1]["ended_unix_s"] is None
     assert "in 2 outages" in link_tables.availability(run)
+
+
+def test_a_time_that_was_not_watched_is_neither_there_nor_away(tmp_path):
+    """An outage whose end a later start recorded, after the machine was off."""
+    link = read_run(recorded_watch(tmp_path / "x.pilotfish", 24, away=[(4, 16)])).history
+    (outage,) = link.outages
+    off = (outage.began_s + 600.0, outage.began_s + 1500.0)
+    link = replace(link, pauses=[off])
+    assert link.away_s == pytest.approx(outage.lasted_s - 900.0)
+    assert link.observed_s == pytest.approx(24 * EVERY_S - 900.0)
+    assert link.available == pytest.approx(1.0 - link.away_s / link.observed_s)
+
+
+def test_a_bound_is_marked_by_its_sign(north):
+    plot = quantity_plots.quantities_over_time("north", read_run(north).history)
+    assert re.search(r"goodput up [\d.]+ to ≥ [\d.]+ Mbit/s \(\d+ of 56 are ≥\)", plot.finding)
+
+
+def test_every_reading_of_the_link_has_a_name_and_a_unit():
+    assert list(READINGS) == [field.name for field in fields(LinkState)]
 
 
 def test_the_table_has_the_ten_longest_outages(tmp_path):
@@ -182,8 +205,9 @@ def test_columns_have_the_extremes_and_the_median():
     columns = by_column(made, 0.0, 100.0, 10)
     assert len(columns.unix_s) == 10
     for at, middle in enumerate(columns.unix_s):
-        inside = made.values[(made.unix_s // 10) == at]
-        assert middle == pytest.approx(10 * at + 5)
+        within = (made.unix_s // 10) == at
+        inside, times = made.values[within], made.unix_s[within]
+        assert middle == (times.min() + times.max()) / 2
         column = (columns.low[at], columns.median[at], columns.high[at])
         assert column == (inside.min(), pytest.approx(np.median(inside)), inside.max())
 

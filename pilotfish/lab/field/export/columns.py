@@ -8,19 +8,10 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 from pilotfish.device_runtime.record import STAGES
+from pilotfish.wire.link.state import READINGS
 
 Kind: TypeAlias = Literal["text", "integer", "number", "boolean", "time"]
 
-READINGS = {
-    "rtt": "s",
-    "jitter": "s",
-    "up": "bps",
-    "down": "bps",
-    "retransmitted": "",
-    "retransmitted_down": "",
-    "signal": "dbm",
-}
-"""Fields of `LinkState` and the units of their values."""
 POSITION = {"lat": "deg", "lon": "deg", "alt_m": "", "error_m": "", "speed_m_s": ""}
 """Values of a probe's position, and the units that their names lack."""
 
@@ -49,8 +40,8 @@ def _moment(prefix: str = "") -> Iterator[Column]:
 
 
 def _link() -> Iterator[Column]:
-    for name, unit in READINGS.items():
-        yield Column(f"link_{with_unit(name, unit)}", "number")
+    for name, kind in READINGS.items():
+        yield Column(f"link_{with_unit(name, kind.unit)}", "number")
         yield Column(f"link_{name}_age_s", "number")
         yield Column(f"link_{name}_samples", "integer")
 

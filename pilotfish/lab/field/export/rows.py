@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 
 from pilotfish.device_runtime.record import STAGES, Choice
-from pilotfish.lab.field.export.columns import POSITION, READINGS, with_unit
+from pilotfish.lab.field.export.columns import POSITION, with_unit
 from pilotfish.lab.field.link_rows import Outage, Probe
 from pilotfish.lab.field.report.plausible import are_possible_times, expect_plausible
 from pilotfish.lab.field.run import Answer, Run
 from pilotfish.lab.field.run_clock import on_wall_clock
 from pilotfish.lab.field.token_speed import steady_token_s, tokens_per_s
-from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.link.state import READINGS, LinkState
 
 Row: TypeAlias = dict[str, Any]
 _Read = TypeVar("_Read", Answer, Probe, Outage)
@@ -162,9 +162,9 @@ def _choice(choice: Choice | None) -> Row:
 
 def _link(link: LinkState | None) -> Row:
     row: Row = {}
-    for name, unit in READINGS.items():
+    for name, kind in READINGS.items():
         if reading := getattr(link, name, None):
-            row[f"link_{with_unit(name, unit)}"] = reading.value
+            row[f"link_{with_unit(name, kind.unit)}"] = reading.value
             row[f"link_{name}_age_s"] = reading.age_s
             row[f"link_{name}_samples"] = reading.samples
     return row

@@ -9,7 +9,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from pilotfish.lab.field.report.figures import Figures, by_series, steady_token_ms
+from pilotfish.lab.field.report.figures import (
+    Figures,
+    by_series,
+    joules_per_token,
+    quickest,
+    steady_token_ms,
+    timed,
+)
 from pilotfish.lab.field.report.samples import Array
 from pilotfish.lab.field.run import Answer, Configuration
 from pilotfish.wire.request import AUTO
@@ -25,18 +32,13 @@ class Measure:
     of: Callable[[Answer], float | None]
 
 
-def _joules(answer: Answer) -> float | None:
-    known = answer.energy_j is not None and answer.tokens
-    return (answer.energy_j or 0.0) / answer.tokens if known else None
-
-
 MEASURES = (
     Measure("token_ms", "time per token (ms)", "ms a token", steady_token_ms),
     Measure(
         *("first_token_ms", "first token (ms)", "ms to the first token"),
         lambda answer: 1e3 * answer.first_token_s,
     ),
-    Measure("joules_per_token", "energy per token (J)", "J a token", _joules),
+    Measure("joules_per_token", "energy per token (J)", "J a token", joules_per_token),
 )
 
 
@@ -55,13 +57,10 @@ def values_by_configuration(
     return {configuration: np.array(values) for configuration, values in groups.items()}
 
 
-def best_windows(all_figures: Sequence[Figures]) -> list[Configuration]:
-    """Return each series' configuration with the lowest median time per token."""
-    known = [f for f in all_figures if f.token_ms is not None]
-    return [
-        min(line, key=lambda f: f.token_ms.median if f.token_ms else 0.0).configuration
-        for line in by_series(known).values()
-    ]
+def best_windows(all_figures: Sequence[Figures], fewest: int) -> list[Configuration]:
+    """Return the configuration of each series that is `quickest` of those with enough answers."""
+    series = by_series(f for f, _ in timed(all_figures))
+    return [quickest(line, fewest).configuration for line in series.values()]
 
 
 def chosen_protocols(answers: Sequence[Answer]) -> list[tuple[int, str]]:

@@ -1,7 +1,7 @@
 """The size, titles, colours and markers of the report's plots, and how many points a plot needs.
 
 Each plot is drawn twice: as wide as the page, and for a phone, whose letters would otherwise be
-too small. `select` owns the rule that nothing is drawn of fewer than `FEW` points.
+too small. `select` owns the rule that nothing is drawn of fewer than `FEWEST_VALUES` points.
 """
 
 import math
@@ -13,15 +13,15 @@ from textwrap import fill
 
 from pilotfish.lab.drawing import MARKERS, PALETTE, Axes, escape_math, panels
 from pilotfish.lab.page import Picture
-from pilotfish.lab.statistics import Spread
+from pilotfish.lab.statistics import FEWEST_VALUES, Spread
 
-FEW = 20  # fewest answers, rounds or samples of which anything is drawn
 # widths of a plot (inches): as the page, and equal to 360 CSS pixels, so that a phone does not
 # shrink letters
 WIDE, NARROW = 10.0, 3.75
 MOST_SERIES = 14  # lines in a picture; a run without varied options has at most this many
 MOST_ROWS = 28  # rows in a picture
 ROW = 0.27  # height of a row (inches)
+_MOST_NAMED = 12  # names in the sentence on what is left out
 _LEGEND_LINE = 0.17  # height of a line of the legend (inches)
 _TITLE_LETTERS = {True: 112, False: 42}  # letters of a title's line, by whether the plot is wide
 _NBSP = "\N{NO-BREAK SPACE}"
@@ -47,21 +47,21 @@ class PlotStyle:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The lines of a plot that have enough points, and the numbers of points of the others."""
+    """The marks of a plot that have enough points, and the numbers of points of the others."""
 
     drawn: list[str]
     few: dict[str, int]
 
 
 def select(points: Mapping[str, int]) -> Selection:
-    """Select the lines to draw. points: number of points of each line, by its label.
+    """Select the marks to draw. points: the number of points of each mark, by its name.
 
-    A plot of medians or means has one entry, its number of answers or rounds: intervals tell how
-    sure a median is. Each line of a distribution, of shares or over time needs enough points.
+    A mark is a line, a bar, a median, a mean or a share, and needs enough points of its own. In a
+    plot whose marks are single answers, all of them together need enough: the only name is "".
     """
     return Selection(
-        drawn=[label for label, number in points.items() if number >= FEW],
-        few={label: number for label, number in points.items() if number < FEW},
+        drawn=[name for name, number in points.items() if number >= FEWEST_VALUES],
+        few={name: number for name, number in points.items() if number < FEWEST_VALUES},
     )
 
 
@@ -70,10 +70,11 @@ class Plot:
     """A plot that is not drawn yet.
 
     run: name of the run, or what is compared. what: name of the plot, for a sentence. finding, n:
-    the rest of the title. selection: lines to draw, counted in ``unit``. xlabel: one label, or one
-    for each of ``ylabels``. heights: inches of the wide and of the narrow picture. paint: draws
-    into the axes, one for each of ``ylabels``, and knows whether the picture is wide. side_by_side:
-    whether the axes of the wide picture are side by side. alt: the plot in words.
+    the rest of the title. selection: marks to draw, counted in ``unit``, a noun in the singular.
+    xlabel: one label, or one for each of ``ylabels``. heights: inches of the wide and of the narrow
+    picture. paint: draws into the axes, one for each of ``ylabels``, and knows whether the picture
+    is wide. side_by_side: whether the axes of the wide picture are side by side. alt: the plot in
+    words.
     """
 
     run: str
@@ -90,15 +91,14 @@ class Plot:
     side_by_side: bool = False
 
 
-def few_only(run: str, what: str, selection: Selection, unit: str) -> Plot:
-    """Return a plot of which no line has enough points; `draw` says so in words."""
-    assert not selection.drawn
+def few_only(run: str, what: str, few: Mapping[str, int], unit: str) -> Plot:
+    """Return a plot that is not drawn; `left_out` says why. few: marks with too few points."""
     return Plot(
         run=run,
         what=what,
         finding="",
         n="",
-        selection=selection,
+        selection=Selection(drawn=[], few=dict(few)),
         unit=unit,
         xlabel="",
         ylabels=[],
@@ -109,7 +109,7 @@ def few_only(run: str, what: str, selection: Selection, unit: str) -> Plot:
 
 
 def draw(plot: Plot, path: Path) -> Picture | None:
-    """Draw the two pictures of a plot; None if it has no line with enough points."""
+    """Draw the two pictures of a plot; None if it has no mark with enough points."""
     if not plot.selection.drawn:
         return None
     narrow = path.with_name(f"{path.stem}-narrow{path.suffix}")
@@ -133,11 +133,16 @@ def left_out(plot: Plot) -> str | None:
     if not few:
         return None
     if "" in few:
-        why = f"not drawn, because there are only {few['']} {plot.unit}; a picture needs {FEW}"
-    else:
-        counts = ", ".join(f"{label} ({number} {plot.unit})" for label, number in few.items())
-        why = f"not drawn for {counts}; a line needs {FEW}"
-    return f"{plot.run}: {plot.what}: {why}."
+        return (
+            f"{plot.run}: {plot.what} is not drawn, because there are only "
+            f"{count(few[''], plot.unit)}; it needs {FEWEST_VALUES}."
+        )
+    names = [f"{name} ({count(number, plot.unit)})" for name, number in few.items()]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return (
+        f"{plot.run}: left out of {plot.what}, where each needs {FEWEST_VALUES}: "
+        f"{', '.join(names[:_MOST_NAMED])}{more}."
+    )
 
 
 def shorten(text: str, letters: int) -> str:
@@ -169,10 +174,8 @@ def count(number: int, noun: str) -> str:
 
 
 def format_counts(counts: Iterable[int], what: str) -> str:
-    """Format counts: ``n = 12 answers each``, or a range. what: text that begins with the noun."""
+    """Format counts: ``n = 22 answers a bar``, or a range. what: the noun, and what has so many."""
     sizes = sorted(set(counts))
-    if sizes[-1] == 1:
-        what = re.sub(r"s\b", "", what, count=1)
     span = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,}–{sizes[-1]:,}"
     return f"n = {span} {what}"
 

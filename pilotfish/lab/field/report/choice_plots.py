@@ -4,6 +4,7 @@ In: the `Hindsight` of one run. Out: plots, with descriptions in words (alternat
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pilotfish.lab.drawing import MARKERS, PALETTE, Axes, MaxNLocator, escape_math, legend_below
 from pilotfish.lab.field.report.canvas import (
@@ -15,6 +16,7 @@ from pilotfish.lab.field.report.canvas import (
     whiskers,
 )
 from pilotfish.lab.field.report.hindsight import Alternative, Hindsight
+from pilotfish.wire.request import AUTO
 
 _ROWS = 7  # minimum height of a narrow plot, in rows
 
@@ -23,16 +25,18 @@ def alternatives(run: str, hindsight: Hindsight | None) -> Plot | None:
     """Plot the time of `auto` as a line, and each alternative's measured and predicted times."""
     if hindsight is None:
         return None
-    rows = [a for a in hindsight.alternatives if a.fixed is not None or a.forecast_ms is not None]
-    if hindsight.auto is None or not rows:
+    if hindsight.auto is None or not _with_times(hindsight.alternatives):
         return None
     auto = hindsight.auto
+    selection = select({AUTO: auto.n, **_numbers(hindsight.alternatives)})
+    what, unit = "the comparison of auto with its alternatives", "answer"
+    hindsight = replace(
+        hindsight, alternatives=_with_enough(hindsight.alternatives, selection.drawn)
+    )
+    rows = sorted(_with_times(hindsight.alternatives), key=_cost)
+    if AUTO not in selection.drawn or not rows:
+        return few_only(run, what, selection.few, unit)
     fixed = [a.fixed.n for a in rows if a.fixed is not None]
-    selection = select({"": auto.n + sum(fixed)})
-    what, unit = "the comparison of auto with its alternatives", "answers"
-    if not selection.drawn:
-        return few_only(run, what, selection, unit)
-    rows.sort(key=_cost)
     n = f"auto: n = {auto.n} answers"
     if fixed:
         n += f"; fixed: {format_counts(fixed, 'each')}"
@@ -63,6 +67,37 @@ def alternatives(run: str, hindsight: Hindsight | None) -> Plot | None:
         alt=f"{run}: time per committed token (ms) of each protocol and window γ (tokens), as "
         f"measured and as predicted by auto, and the time that auto took",
     )
+
+
+def _with_times(alternatives: Sequence[Alternative]) -> list[Alternative]:
+    """Return the alternatives with a measured or a predicted time."""
+    return [a for a in alternatives if a.fixed is not None or a.forecast_ms is not None]
+
+
+def _numbers(alternatives: Sequence[Alternative]) -> dict[str, int]:
+    """Return the number of answers behind each measured and each predicted time, by its name."""
+    measured = {_fixed(a): a.fixed.n for a in alternatives if a.fixed is not None}
+    return measured | {_forecast(a): a.forecasts for a in alternatives if a.forecasts}
+
+
+def _with_enough(alternatives: Sequence[Alternative], names: Sequence[str]) -> list[Alternative]:
+    """Remove the times whose names are not among these."""
+    return [
+        replace(
+            a,
+            fixed=a.fixed if _fixed(a) in names else None,
+            forecast_ms=a.forecast_ms if _forecast(a) in names else None,
+        )
+        for a in alternatives
+    ]
+
+
+def _fixed(alternative: Alternative) -> str:
+    return f"fixed {alternative.configuration}"
+
+
+def _forecast(alternative: Alternative) -> str:
+    return f"{alternative.configuration}'s forecast"
 
 
 def _alternatives(axes: Axes, rows: Sequence[Alternative]) -> None:
@@ -116,9 +151,9 @@ def predictions(run: str, hindsight: Hindsight | None) -> Plot | None:
         return None
     predicted, measured = zip(*hindsight.predicted, strict=True)
     selection = select({"": len(predicted)})
-    what, unit = "auto's predictions", "answers"
+    what, unit = "the picture of auto's predictions", "answer"
     if not selection.drawn:
-        return few_only(run, what, selection, unit)
+        return few_only(run, what, selection.few, unit)
     top = 1.08 * max(*predicted, *measured)
 
     def paint(all_axes: list[Axes], wide: bool) -> None:

@@ -22,10 +22,10 @@ def choices_over_time(
     chosen = chosen_protocols(answers)
     if not chosen:
         return None
-    what, unit = "auto's choices over time", "answers"
+    what, unit = "the picture of auto's choices", "answer"
     selection = select({"": len(chosen)})
     if not selection.drawn:
-        return few_only(run, what, selection, unit)
+        return few_only(run, what, selection.few, unit)
     shares = choice_shares(answers)
     begins = history.answers_s[[at for at, _ in chosen]]
     order = np.argsort(begins, kind="stable")

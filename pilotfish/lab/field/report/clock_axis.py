@@ -17,7 +17,7 @@ _STEPS_S = (
     *(DAY_S * days for days in (1, 2, 5, 10, 30, 90, 365)),
 )
 _TICKS = {True: 13, False: 5}  # most ticks of an axis, by whether the picture is wide
-_COLUMNS = {True: 500, False: 180}  # pixel columns of a line
+_COLUMNS = {True: 500, False: 180}  # most columns of a line: points of its median
 AWAY, PAUSED = "#D55E00", "#8a939c"  # colours of outages and pauses
 
 
@@ -87,12 +87,14 @@ def line(
     filled: bool = True,
     band: bool = True,
 ) -> None:
-    """Draw the medians of the pixel columns as a line, and their extremes as a band.
+    """Draw medians as a line, and extremes as a band: of a watch's rounds, or of pixel columns.
 
-    The line breaks at outages, and where nothing was measured. marker: draws the medians as points
-    instead of a line; filled: whether the points are filled. band: whether to draw the band.
+    A column is a round if there is room for all. The line breaks at outages, and where nothing was
+    measured. marker: draws the medians as points instead of a line; filled: whether the points are
+    filled. band: whether to draw the band.
     """
-    columns = by_column(of, history.began_s, history.ended_s, _COLUMNS[wide])
+    number = min(history.slots or _COLUMNS[wide], _COLUMNS[wide])
+    columns = by_column(of, history.began_s, history.ended_s, number)
     if marker:
         axes.plot(
             columns.unix_s,
@@ -114,7 +116,8 @@ def line(
         for values in (columns.unix_s, columns.low, columns.median, columns.high)
     )
     if band:
-        axes.fill_between(times, low, high, color=colour, alpha=0.3, linewidth=0)
+        # with steps, an extreme is as wide as its column, not a triangle to the next ones
+        axes.fill_between(times, low, high, step="mid", color=colour, alpha=0.3, linewidth=0)
     axes.plot(times, median, color=colour, linewidth=1.1, label=label)
     # a point between two breaks has no line, so it is drawn as a dot
     broken[:1] = True

@@ -20,22 +20,23 @@ from pilotfish.lab.field.report.canvas import (
 from pilotfish.lab.field.report.figures import Figures
 from pilotfish.lab.field.report.link_plots import draw_distributions
 from pilotfish.lab.field.report.samples import Array
+from pilotfish.lab.statistics import FEWEST_VALUES
 
-_MOST_PROTOCOLS = 4  # panels of the comparison between runs
+_MOST_PROTOCOLS = 5  # panels of the comparison between runs
 
 
 def distributions(
     run: str, measured: Values, all_figures: Sequence[Figures], styles: PlotStyle
 ) -> Plot | None:
     """Plot the distribution of each measure, a line for each protocol at its best window."""
-    best = best_windows(all_figures)
-    what, unit = "the distribution over answers", "answers"
+    best = best_windows(all_figures, FEWEST_VALUES)
+    what, unit = "the distribution over answers", "answer"
     if not best:
         return None
     tokens = measured[MEASURES[0]]
     selection = select({str(each): len(tokens.get(each, ())) for each in best})
     if not selection.drawn:
-        return few_only(run, what, selection, unit)
+        return few_only(run, what, selection.few, unit)
     configurations = [each for each in best if str(each) in selection.drawn]
     lines = {
         measure: select({str(each): len(values[each]) for each in configurations if each in values})
@@ -51,7 +52,7 @@ def distributions(
     }
     panels = {measure: curves for measure, curves in panels.items() if curves}
     for measure, selected in lines.items():
-        selection.few.update({f"{measure.name}, {k}": n for k, n in selected.few.items()})
+        selection.few.update({f"{k}, {measure.name}": n for k, n in selected.few.items()})
     labels = [str(each) for each in configurations]
     colours = [styles.colour_of(str(each._replace(window=None))) for each in configurations]
 
@@ -85,25 +86,26 @@ def compare_distributions(
     """Plot the distribution of ms a token of several runs, a panel for each of their protocols."""
     panels: dict[str, dict[str, Array]] = {}
     for run, values, all_figures in runs:
-        for best in best_windows(all_figures):
+        for best in best_windows(all_figures, FEWEST_VALUES):
             label = str(best._replace(window=None))
             panels.setdefault(label, {})[run] = values[MEASURES[0]][best]
     panels = {label: lines for label, lines in panels.items() if len(lines) > 1}
-    panels = dict(list(panels.items())[:_MOST_PROTOCOLS])
     if not panels:
         return None
-    what, unit = "the distribution of ms a token", "answers"
+    what, unit = "the distribution of ms a token", "answer"
     selection = select(
         {f"{run} {label}": len(v) for label, lines in panels.items() for run, v in lines.items()}
     )
-    if not selection.drawn:
-        return few_only("All runs", what, selection, unit)
-    drawn = {
+    enough = {
         label: {run: v for run, v in lines.items() if f"{run} {label}" in selection.drawn}
         for label, lines in panels.items()
     }
-    drawn = {label: lines for label, lines in drawn.items() if lines}
+    enough = {label: lines for label, lines in enough.items() if lines}
+    drawn = dict(list(enough.items())[:_MOST_PROTOCOLS])
     names = list(dict.fromkeys(run for lines in drawn.values() for run in lines))
+    if len(names) < 2:
+        return few_only("All runs", what, selection.few, unit)
+    part = f"{len(drawn)} of {len(enough)} protocols, " if len(drawn) < len(enough) else ""
 
     def paint(all_axes: list[Axes], wide: bool) -> None:
         for axes, lines in zip(all_axes, drawn.values(), strict=True):
@@ -113,8 +115,10 @@ def compare_distributions(
     return Plot(
         run="All runs",
         what=what,
-        finding=f"ms a token by protocol, {len(names)} runs",
-        n=format_counts((len(v) for lines in drawn.values() for v in lines.values()), unit),
+        finding=f"ms a token by protocol, {part}{len(names)} runs",
+        n=format_counts(
+            (len(v) for lines in drawn.values() for v in lines.values()), "answers a line"
+        ),
         selection=selection,
         unit=unit,
         xlabel=[f"{label}: time per token (ms)" for label in drawn],

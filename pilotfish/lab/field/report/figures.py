@@ -76,6 +76,13 @@ def steady_token_ms(answer: Answer) -> float | None:
     return None if token_s is None else token_s * 1e3
 
 
+def joules_per_token(answer: Answer) -> float | None:
+    """Compute the joules of an answer per token; None without a sensor, or without tokens."""
+    if answer.energy_j is None or not answer.tokens:
+        return None
+    return answer.energy_j / answer.tokens
+
+
 def figures(answers: Sequence[Answer]) -> list[Figures]:
     """Compute the results of each (protocol, window), sorted by `order`."""
     groups: dict[Configuration, list[Answer]] = {}
@@ -110,6 +117,24 @@ def by_series(all_figures: Iterable[Figures]) -> dict[str, list[Figures]]:
     for each in all_figures:
         groups.setdefault(str(each.configuration._replace(window=None)), []).append(each)
     return groups
+
+
+def timed(all_figures: Iterable[Figures]) -> list[tuple[Figures, Spread]]:
+    """Return those results that have a time per token (ms), with this time."""
+    return [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
+
+
+def quickest(all_figures: Sequence[Figures], fewest: int) -> Figures:
+    """Return the results with the lowest median time per token, of those with enough answers.
+
+    fewest: number of answers that is enough. If none of the results has them, the ones with the
+    most answers are returned.
+    """
+    known = timed(all_figures)
+    enough = [pair for pair in known if pair[1].n >= fewest]
+    if not enough:
+        return max(known, key=lambda pair: pair[1].n)[0]
+    return min(enough, key=lambda pair: pair[1].median)[0]
 
 
 def lowest(all_figures: Sequence[Figures]) -> Figures | None:
@@ -147,7 +172,7 @@ def _figures(configuration: Configuration, answers: list[Answer]) -> Figures:
         round_ms=spread([r.timings.total * 1e3 for r in after_prompt], independent=False),
         tokens_per_s=tokens_per_s(token_ms.median * 1e-3 if token_ms else None),
         first_token_ms=_spread_over(answers, lambda a: a.first_token_s * 1e3),
-        joules_per_token=_spread_over(answers, _joules_per_token),
+        joules_per_token=_spread_over(answers, joules_per_token),
         acceptance=acceptance(drafted) if drafted else None,
         notes={name: _counter_share(counter, rounds) for name, counter in counters().items()},
         asked=_share(sum(r.inquired > 0 for r in inquiring), len(inquiring)),
@@ -180,12 +205,6 @@ def _stages_ms(rounds: Sequence[Round]) -> dict[str, float]:
     return {
         stage: sum(getattr(r.timings, stage) for r in rounds) * 1e3 / tokens for stage in STAGES
     }
-
-
-def _joules_per_token(answer: Answer) -> float | None:
-    if answer.energy_j is None or not answer.tokens:
-        return None
-    return answer.energy_j / answer.tokens
 
 
 def _spread_over(

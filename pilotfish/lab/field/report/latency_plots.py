@@ -16,9 +16,16 @@ from pilotfish.lab.field.report.canvas import (
     shorten,
     whiskers,
 )
-from pilotfish.lab.field.report.figures import Figures, by_series, lowest, protocols_of
+from pilotfish.lab.field.report.figures import (
+    Figures,
+    by_series,
+    lowest,
+    protocols_of,
+    quickest,
+    timed,
+)
 from pilotfish.lab.field.run import WindowSetting
-from pilotfish.lab.statistics import Spread
+from pilotfish.lab.statistics import FEWEST_VALUES, Spread
 
 _WITHOUT_WINDOW = "no γ"
 
@@ -29,17 +36,16 @@ def latency(run: str, all_figures: Sequence[Figures], styles: PlotStyle) -> Plot
     Returns None if the run has no protocol with a window, or only one window and nothing else.
     Figures 4 and 7 of WISV have the same form.
     """
-    measured = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
-    if not measured:
-        return None
-    columns = _columns([f for f, _ in measured])
-    if len(columns) < 2:
+    measured = timed(all_figures)
+    if len(_columns([f for f, _ in measured])) < 2:
         return None  # without windows there is nothing to compare
-    selection = select({"": sum(spread.n for _, spread in measured)})
-    what, unit = "latency against window", "answers"
+    selection = select({str(f.configuration): spread.n for f, spread in measured})
+    what, unit = "latency against window", "answer"
     if not selection.drawn:
-        return few_only(run, what, selection, unit)
-    series = by_series(f for f, _ in measured)
+        return few_only(run, what, selection.few, unit)
+    drawn = [(f, spread) for f, spread in measured if str(f.configuration) in selection.drawn]
+    columns = _columns([f for f, _ in drawn])
+    series = by_series(f for f, _ in drawn)
     legend = legend_shape(list(series))[1]
 
     def paint(all_axes: list[Axes], wide: bool) -> None:
@@ -47,11 +53,7 @@ def latency(run: str, all_figures: Sequence[Figures], styles: PlotStyle) -> Plot
         for i, (label, line) in enumerate(series.items()):
             # shift each line, so that intervals do not overlap
             offset = 0.24 * ((i + 0.5) / len(series) - 0.5)
-            points = [
-                (columns.index(_column(f)) + offset, f.token_ms)
-                for f in line
-                if f.token_ms is not None
-            ]
+            points = [(columns.index(_column(f)) + offset, spread) for f, spread in timed(line)]
             _line(axes, points, label, styles)
         axes.set_xticks(range(len(columns)), columns)
         axes.set_xlim(-0.5, len(columns) - 0.5)
@@ -61,8 +63,8 @@ def latency(run: str, all_figures: Sequence[Figures], styles: PlotStyle) -> Plot
     return Plot(
         run=run,
         what=what,
-        finding=_lowest([f for f, _ in measured]),
-        n=format_counts((spread.n for _, spread in measured), "answers a point"),
+        finding=_lowest([f for f, _ in drawn]),
+        n=format_counts((spread.n for _, spread in drawn), "answers a point"),
         selection=selection,
         unit=unit,
         xlabel="window γ (drafted tokens per round)",
@@ -125,13 +127,20 @@ def _columns(all_figures: Sequence[Figures]) -> list[str]:
 
 def compare_runs(runs: Sequence[tuple[str, Sequence[Figures]]], styles: PlotStyle) -> Plot | None:
     """Plot a row for each run, with each protocol at its best window; None for a single run."""
-    measured = [(run, best) for run, spread in runs if (best := _best_windows(spread))]
-    if len(measured) < 2:
+    best_of = {run: best for run, spread in runs if (best := _best_windows(spread))}
+    if len(best_of) < 2:
         return None
-    selection = select({"": sum(spread.n for _, best in measured for _, spread in best)})
-    heading, what, unit = "Each protocol at its best window", "the comparison of runs", "answers"
-    if not selection.drawn:
-        return few_only("All runs", what, selection, unit)
+    selection = select(
+        {_mark(run, f): spread.n for run, best in best_of.items() for f, spread in best}
+    )
+    heading, what, unit = "Each protocol at its best window", "the comparison of runs", "answer"
+    enough = {
+        run: [pair for pair in best if _mark(run, pair[0]) in selection.drawn]
+        for run, best in best_of.items()
+    }
+    measured = [(run, best) for run, best in enough.items() if best]
+    if len(measured) < 2:
+        return few_only("All runs", what, selection.few, unit)
     protocols = protocols_of([f for _, best in measured for f, _ in best])
 
     def paint(all_axes: list[Axes], wide: bool) -> None:
@@ -168,6 +177,11 @@ def compare_runs(runs: Sequence[tuple[str, Sequence[Figures]]], styles: PlotStyl
     )
 
 
+def _mark(run: str, figures: Figures) -> str:
+    """Return the name of a protocol's point in the row of a run."""
+    return f"{run} {figures.configuration.protocol}"
+
+
 def _dots(
     axes: Axes, points: Sequence[tuple[float, Spread]], protocol: str, styles: PlotStyle
 ) -> None:
@@ -187,12 +201,9 @@ def _dots(
 
 
 def _best_windows(all_figures: Sequence[Figures]) -> list[tuple[Figures, Spread]]:
-    """Return each protocol's results at the window with the lowest median time per token."""
-    measured = [(f, f.token_ms) for f in all_figures if f.token_ms is not None]
-    return [
-        min(
-            (pair for pair in measured if pair[0].configuration.protocol == protocol),
-            key=lambda pair: pair[1].median,
-        )
-        for protocol in protocols_of([f for f, _ in measured])
-    ]
+    """Return each protocol's results at its `quickest` window, of those with enough answers."""
+    measured = [f for f, _ in timed(all_figures)]
+    return timed(
+        quickest([f for f in measured if f.configuration.protocol == protocol], FEWEST_VALUES)
+        for protocol in protocols_of(measured)
+    )

@@ -16,21 +16,14 @@ from pilotfish.lab.field.report.row_times import RowTimes
 from pilotfish.lab.field.report.samples import Array, Samples, samples
 from pilotfish.lab.field.run import Answer, Facts, Watch
 from pilotfish.lab.field.run_clock import ClockStep
-from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.link.state import READINGS, LinkState
 
 Series: TypeAlias = tuple[Samples, Samples]  # measured values, and lower bounds
 
 _PAUSE_S = 600.0  # time without a row (s) above which a run of `field measure` was interrupted
 _MISSED = 2.5  # rounds of a watch without a row above which the watch was interrupted
-# The quantities of `LinkState`: name, unit, and the unit's size in SI units
-QUANTITIES = {
-    "RTT": ("rtt", "ms", 1e-3),
-    "jitter": ("jitter", "ms", 1e-3),
-    "goodput up": ("up", "Mbit/s", 1e6),
-    "goodput down": ("down", "Mbit/s", 1e6),
-    "retransmissions": ("retransmitted", "% of segments", 1e-2),
-    "signal": ("signal", "dBm", 1.0),
-}
+# by name: the field of `LinkState`, the unit, and the unit's size
+QUANTITIES = {kind.name: (field, kind.shown_unit, kind.size) for field, kind in READINGS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +91,18 @@ class LinkHistory:
 
     @property
     def away_s(self) -> float:
-        """The seconds of all outages; those of two at the same time count once."""
+        """The seconds of all outages, without pauses; those of two at the same time count once."""
         total = last = 0.0
         for outage in self.outages:
-            total += max(0.0, outage.ended_s - max(outage.began_s, last))
-            last = max(last, outage.ended_s)
+            begin, end = max(outage.began_s, last), outage.ended_s
+            if begin < end:
+                total += end - begin - self._paused_s(begin, end)
+                last = end
         return total
+
+    def _paused_s(self, begin_s: float, end_s: float) -> float:
+        """Return the seconds between two times in which nothing was measured."""
+        return sum(max(0.0, min(end, end_s) - max(begin, begin_s)) for begin, end in self.pauses)
 
     @property
     def available(self) -> float | None:

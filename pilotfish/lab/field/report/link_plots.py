@@ -31,11 +31,11 @@ _DASHES = ("-", "--", "-.", ":")
 def rtt_over_time(run: str, history: LinkHistory) -> Plot | None:
     """Plot the RTT against clock time; None if it was never measured."""
     selection = select({source: len(each) for source, each in history.rtts.items()})
-    what, unit = "RTT over time", "RTT samples"
+    what, unit = "RTT over time", "RTT sample"
     if not history.rtts:
         return None
     if not selection.drawn:
-        return few_only(run, what, selection, unit)
+        return few_only(run, what, selection.few, unit)
     drawn = {source: history.rtts[source] for source in selection.drawn}
     best = next(iter(drawn.values()))
     values = np.concatenate([each.values for each in drawn.values()])
@@ -60,7 +60,7 @@ def rtt_over_time(run: str, history: LinkHistory) -> Plot | None:
         run=run,
         what=what,
         finding=f"RTT {percentile_text(percentiles(best.values))}",
-        n=_counts(drawn, unit),
+        n=_counts(drawn),
         selection=selection,
         unit=unit,
         xlabel=clock_axis.label_of(history),
@@ -74,7 +74,7 @@ def rtt_over_time(run: str, history: LinkHistory) -> Plot | None:
 
 def rtt_distribution(runs: Sequence[tuple[str, LinkHistory]]) -> Plot | None:
     """Plot the distribution of the RTT: of one run by source, of several a line for each run."""
-    what, unit = "the distribution of RTT", "RTT samples"
+    what, unit = "the distribution of RTT", "RTT sample"
     if len(runs) == 1:
         name, lines = runs[0][0], dict(runs[0][1].rtts)
     else:
@@ -83,7 +83,7 @@ def rtt_distribution(runs: Sequence[tuple[str, LinkHistory]]) -> Plot | None:
         return None
     selection = select({label: len(each) for label, each in lines.items()})
     if not selection.drawn:
-        return few_only(name, what, selection, unit)
+        return few_only(name, what, selection.few, unit)
     drawn = {label: lines[label].values for label in selection.drawn}
 
     def paint(all_axes: list[Axes], wide: bool) -> None:
@@ -98,8 +98,8 @@ def rtt_distribution(runs: Sequence[tuple[str, LinkHistory]]) -> Plot | None:
     return Plot(
         run=name,
         what=what,
-        finding="RTT: " + "; ".join(findings) if len(findings) < 4 else "RTT of each run",
-        n=_counts({label: lines[label] for label in drawn}, unit),
+        finding="RTT of " + ("; ".join(findings) if len(findings) < 4 else "each run"),
+        n=_counts({label: lines[label] for label in drawn}),
         selection=selection,
         unit=unit,
         xlabel="RTT (ms)",
@@ -169,6 +169,7 @@ def percentile_text(values: dict[str, float | None]) -> str:
     )
 
 
-def _counts(lines: dict[str, Samples], unit: str) -> str:
+def _counts(lines: dict[str, Samples]) -> str:
     """Tell the number of samples of each line."""
-    return format_counts((len(each) for each in lines.values()), unit)
+    text = "RTT samples a line" if len(lines) > 1 else "RTT samples"
+    return format_counts((len(each) for each in lines.values()), text)

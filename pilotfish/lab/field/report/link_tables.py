@@ -130,9 +130,10 @@ def outage_summary(run: MeasuredRun) -> str:
         text += f" The table has the {_MOST_OUTAGES} longest of {len(history.outages)} outages."
     if history.pauses:
         paused = sum(end - begin for begin, end in history.pauses)
+        times = _times(len(history.pauses))
         text += (
-            f" Nothing was measured for {duration(paused)} ({_times(len(history.pauses))}, because "
-            "the watch did not run); this time counts neither as there nor as away."
+            f" Nothing was measured for {duration(paused)} ({times}), because the watch was off or "
+            "its rows were lost; this counts neither as available nor as away."
         )
     return text
 
@@ -161,7 +162,7 @@ def clock_steps(run: MeasuredRun) -> str:
     rest = ", …" if len(steps) > _MOST_STEPS else ""
     return (
         f"The device's wall clock was set {_times(len(steps))} ({', '.join(texts)}{rest}). "
-        "The times of the report are by the setting that held longest."
+        "All times of the report are by that setting of the clock which held longest."
     )
 
 

@@ -18,7 +18,6 @@ from pilotfish.lab.drawing import (
     legend_below,
 )
 from pilotfish.lab.field.report.canvas import (
-    FEW,
     ROW,
     Plot,
     PlotStyle,
@@ -28,20 +27,21 @@ from pilotfish.lab.field.report.canvas import (
     select,
 )
 from pilotfish.lab.field.report.figures import Figures, by_series
-from pilotfish.lab.statistics import PositionCounts, share_interval
+from pilotfish.lab.statistics import FEWEST_VALUES, PositionCounts, share_interval
 
 _ROWS = 7  # minimum height of a narrow plot, in rows
 
 
 def stages(run: str, all_figures: Sequence[Figures]) -> Plot | None:
     """Plot the time per committed token by stage, with a bar for each (protocol, window)."""
-    measured = [f for f in all_figures if f.stages_ms]
-    if not measured:
+    every = [(f, f.round_ms.n) for f in all_figures if f.round_ms is not None and f.stages_ms]
+    if not every:
         return None
-    selection = select({"": sum(f.rounds - f.n for f in measured)})
-    what, unit = "time by stage", "steady rounds"
+    selection = select({str(f.configuration): rounds for f, rounds in every})
+    what, unit = "time by stage", "steady round"
     if not selection.drawn:
-        return few_only(run, what, selection, unit)
+        return few_only(run, what, selection.few, unit)
+    measured = [f for f, _ in every if str(f.configuration) in selection.drawn]
     means = {stage: sum(f.stages_ms[stage] for f in measured) / len(measured) for stage in STAGES}
     largest = max(STAGES, key=lambda stage: means[stage])
     share = 100 * means[largest] / (sum(means.values()) or 1.0)
@@ -62,7 +62,7 @@ def stages(run: str, all_figures: Sequence[Figures]) -> Plot | None:
         run=run,
         what=what,
         finding=f"on average {share:.0f} % of a token's time is {largest}",
-        n=format_counts((f.n for f in measured), "answers a bar"),
+        n=format_counts((n for _, n in every if n >= FEWEST_VALUES), "steady rounds a bar"),
         selection=selection,
         unit=unit,
         xlabel="time per committed token (ms, mean)",
@@ -92,18 +92,22 @@ def depths(run: str, all_figures: Sequence[Figures], styles: PlotStyle) -> Plot 
     """Plot, by depth, the share of rounds that reach a depth, and the share that accept it.
 
     A line has the protocol and the varied options of its label; all their windows are pooled. A
-    share refers to the rounds that drafted this depth; with fewer than `FEW` rounds it is not
-    drawn. Returns None if there are no drafts.
+    share of the rounds that drafted a depth, or reached it, is drawn if these are enough. Returns
+    None if there are no drafts.
     """
     pooled = {label: _pool_positions(each) for label, each in by_series(all_figures).items()}
     every = {label: counts for label, counts in pooled.items() if counts}
     if not every:
         return None
     selection = select({label: counts[0].drafted for label, counts in every.items()})
-    what, unit = "acceptance by position", "rounds"
+    what, unit = "acceptance by position", "round"
     if not selection.drawn:
-        return few_only(run, what, selection, unit)
-    measured = {label: [p for p in every[label] if p.drafted >= FEW] for label in selection.drawn}
+        return few_only(run, what, selection.few, unit)
+    measured = {
+        label: [p for p in every[label] if p.drafted >= FEWEST_VALUES] for label in selection.drawn
+    }
+    for label in selection.drawn:
+        selection.few.update(_few_depths(label, every[label]))
     first = [counts[0] for counts in measured.values()]
     share = sum(p.accepted for p in first) / sum(p.reached for p in first)
     legend = legend_shape(list(measured))[1]
@@ -137,6 +141,22 @@ def depths(run: str, all_figures: Sequence[Figures], styles: PlotStyle) -> Plot 
     )
 
 
+def _few_depths(label: str, counts: Sequence[PositionCounts]) -> dict[str, int]:
+    """Return the first depth whose share has too few rounds, of each of the two shares.
+
+    Deeper ones have still fewer. The values are the numbers of rounds at these depths.
+    """
+    shares = (
+        ("reached", [(p.depth, p.drafted) for p in counts]),
+        ("accepted", [(p.depth, p.reached) for p in counts]),
+    )
+    return {
+        f"{label} {share} from depth {depth}": number
+        for share, numbers in shares
+        for depth, number in [pair for pair in numbers if pair[1] < FEWEST_VALUES][:1]
+    }
+
+
 def _depths(
     reached: Axes,
     accepted: Axes,
@@ -155,7 +175,7 @@ def _depths(
         linewidth=1.4,
         label=escape_math(label),
     )
-    enough = [p for p in counts if p.reached >= FEW]
+    enough = [p for p in counts if p.reached >= FEWEST_VALUES]
     shares = [100 * p.accepted / p.reached for p in enough]
     accepted.plot(
         [p.depth + offset for p in enough], shares, color=colour, marker=marker, linewidth=1.4
@@ -181,13 +201,14 @@ def _pool_positions(all_figures: Sequence[Figures]) -> list[PositionCounts]:
 
 def bytes_per_token(run: str, all_figures: Sequence[Figures]) -> Plot | None:
     """Plot bytes per committed token, uplink and downlink, on a log scale; None without bytes."""
-    measured = [f for f in all_figures if f.up_bytes_per_token or f.down_bytes_per_token]
-    if not measured:
+    every = [f for f in all_figures if f.up_bytes_per_token or f.down_bytes_per_token]
+    if not every:
         return None
-    selection = select({"": sum(f.rounds for f in measured)})
-    what, unit = "bytes per token", "rounds"
+    selection = select({str(f.configuration): f.rounds for f in every})
+    what, unit = "bytes per token", "round"
     if not selection.drawn:
-        return few_only(run, what, selection, unit)
+        return few_only(run, what, selection.few, unit)
+    measured = [f for f in every if str(f.configuration) in selection.drawn]
     directions = (
         ("up", PALETTE[0], MARKERS[2], [f.up_bytes_per_token or 0.0 for f in measured]),
         ("down", PALETTE[1], MARKERS[4], [f.down_bytes_per_token or 0.0 for f in measured]),
@@ -215,7 +236,7 @@ def bytes_per_token(run: str, all_figures: Sequence[Figures]) -> Plot | None:
         run=run,
         what=what,
         finding=f"{min(totals):.0f} bytes per token ({least}) to {max(totals):,.0f} ({most})",
-        n=format_counts((f.n for f in measured), "answers each"),
+        n=format_counts((f.rounds for f in measured), "rounds a row"),
         selection=selection,
         unit=unit,
         xlabel="bytes per committed token (log scale)",

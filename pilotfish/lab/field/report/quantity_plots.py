@@ -12,10 +12,11 @@ _COLOURS = {
     "goodput up": PALETTE[0],
     "goodput down": PALETTE[2],
     "jitter": PALETTE[3],
-    "retransmissions": PALETTE[5],
+    "retransmitted": PALETTE[0],
+    "retransmitted down": PALETTE[2],
     "signal": PALETTE[6],
 }
-# markers of a measured value and of a lower bound, whose truth is above
+# markers of a measured value and of a lower bound
 _MEASURED, _BOUND = ".", "^"
 
 
@@ -26,7 +27,7 @@ def quantities_over_time(run: str, history: LinkHistory) -> Plot | None:
         for heading, names in (
             ("goodput\n(Mbit/s)", ("goodput up", "goodput down")),
             ("jitter\n(ms)", ("jitter",)),
-            ("retransmitted\n(% of segments)", ("retransmissions",)),
+            ("retransmitted\n(% of segments)", ("retransmitted", "retransmitted down")),
             ("signal\n(dBm)", ("signal",)),
         )
         if (lines := {name: each for name in names if (each := history.series(name)) is not None})
@@ -34,10 +35,10 @@ def quantities_over_time(run: str, history: LinkHistory) -> Plot | None:
     every = {name: each for lines in panels.values() for name, each in lines.items()}
     if not every:
         return None
-    what, unit = "the link over time", "measurements"
+    what, unit = "the link over time", "measurement"
     selection = select({name: sum(map(len, each)) for name, each in every.items()})
     if not selection.drawn:
-        return few_only(run, what, selection, unit)
+        return few_only(run, what, selection.few, unit)
     drawn = {
         heading: {name: each for name, each in lines.items() if name in selection.drawn}
         for heading, lines in panels.items()
@@ -81,6 +82,7 @@ def _paint_quantities(
                 wide=wide,
                 colour=colour,
                 label=name if several else "_",
+                band=len(lines) == 1,
                 marker=_MEASURED if name.startswith("goodput") else "",
             )
         if len(bounds):
@@ -90,7 +92,7 @@ def _paint_quantities(
                 history,
                 wide=wide,
                 colour=colour,
-                label=f"{name}, at least",
+                label=f"{name}, ≥",
                 marker=_BOUND,
                 filled=False,
             )
@@ -101,8 +103,16 @@ def _paint_quantities(
 
 
 def _range(name: str, series: Series) -> str:
-    """Describe the range of a quantity's values in words."""
-    values = [value for each in series for value in each.values]
-    low, high = (f"{v:.0f}" if abs(v) >= 100 else f"{v:.3g}" for v in (min(values), max(values)))
-    bounds = f" ({len(series[1]):,} are lower bounds)" if len(series[1]) else ""
-    return f"{name} {low} to {high} {QUANTITIES[name][1]}{bounds}"
+    """Describe the range of a quantity's values in words; a lower bound is marked by ≥."""
+    values = [
+        (float(v), bound)
+        for each, bound in zip(series, ("", "≥ "), strict=True)
+        for v in each.values
+    ]
+    ends = (min(values), max(values))
+    texts = [
+        f"{bound}{v:.0f}" if abs(v) >= 100 else f"{bound}{v:.{2 if abs(v) < 1 else 3}g}"
+        for v, bound in ends
+    ]
+    bounds = f" ({len(series[1]):,} of {len(values):,} are ≥)" if len(series[1]) else ""
+    return f"{name} {' to '.join(dict.fromkeys(texts))} {QUANTITIES[name][1]}{bounds}"

@@ -9,15 +9,14 @@ from pathlib import Path
 
 from pilotfish.base.files import PRIVATE, private_folder, write_whole
 from pilotfish.lab.field.report import link_tables, tables
-from pilotfish.lab.field.report.answer_values import choice_shares
-from pilotfish.lab.field.report.canvas import FEW
+from pilotfish.lab.field.report.answer_values import choice_shares, chosen_protocols
 from pilotfish.lab.field.report.figures import lowest
 from pilotfish.lab.field.report.measured import MeasuredRun
 from pilotfish.lab.field.report.pictures import Gallery, draw
 from pilotfish.lab.field.report.samples import percentiles
 from pilotfish.lab.field.report.template import TEMPLATE
 from pilotfish.lab.page import render_page
-from pilotfish.lab.statistics import RESAMPLES
+from pilotfish.lab.statistics import FEWEST_VALUES, RESAMPLES
 
 PAGE = "report.html"
 
@@ -57,7 +56,7 @@ def page(runs: Sequence[MeasuredRun], gallery: Gallery) -> str:
         choices={run.name: tables.choices(run.hindsight) for run in runs if run.hindsight},
         auto={run.name: _auto_summary(run) for run in runs if run.hindsight},
         resamples=RESAMPLES,
-        few=FEW,
+        few=FEWEST_VALUES,
     )
 
 
@@ -83,7 +82,8 @@ def _watch_summary(run: MeasuredRun) -> str:
     parts.append(link_tables.availability(run))
     if shares := choice_shares(run.answers):
         protocol, share = next(iter(shares.items()))
-        parts.append(f"auto chose {protocol} in {100 * share:.0f} % of its answers")
+        number = len(chosen_protocols(run.answers))
+        parts.append(f"auto chose {protocol} in {100 * share:.0f} % of its {number:,} answers")
     return f"{'; '.join(parts)}."
 
 

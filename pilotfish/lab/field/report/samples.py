@@ -47,16 +47,20 @@ def percentiles(values: Array) -> dict[str, float | None]:
 class Columns:
     """Samples by pixel column. Each array has an entry for each column with a sample, [columns].
 
-    unix_s: middle of the column. first_s, last_s: times of its first and last sample. low, median,
-    high: extremes of the values in the column.
+    first_s, last_s: times of its first and last sample. low, median, high: extremes and median of
+    the values in the column.
     """
 
-    unix_s: Array
     first_s: Array
     last_s: Array
     low: Array
     median: Array
     high: Array
+
+    @property
+    def unix_s(self) -> Array:
+        """The middle between first and last sample, so that no point is in an outage."""
+        return 0.5 * (self.first_s + self.last_s)
 
 
 def by_column(of: Samples, begin_s: float, end_s: float, columns: int) -> Columns:
@@ -69,7 +73,6 @@ def by_column(of: Samples, begin_s: float, end_s: float, columns: int) -> Column
     ends = np.append(starts[1:], len(values)) - 1
     # times are ascending, so the samples of a column are adjacent, first and last at these indices
     return Columns(
-        unix_s=np.asarray(begin_s + (sorted_column[starts] + 0.5) * width, np.float64),
         first_s=of.unix_s[starts],
         last_s=of.unix_s[ends],
         low=values[starts],

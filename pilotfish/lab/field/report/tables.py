@@ -11,7 +11,7 @@ from pilotfish.lab.field.axes import format_point, of_link
 from pilotfish.lab.field.report.figures import Figures, counters_with_values, lowest
 from pilotfish.lab.field.report.hindsight import Hindsight
 from pilotfish.lab.field.report.measured import MeasuredRun
-from pilotfish.lab.field.run import Model
+from pilotfish.lab.field.run import Model, has_windows
 from pilotfish.lab.page import Table
 from pilotfish.lab.statistics import Spread
 from pilotfish.wire.protocols import RoundCounter
@@ -61,7 +61,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Figures], str]], ...] = (
     ("ms per round", "p95", _p95(lambda f: f.round_ms)),
     ("first token, ms", "median", _median(lambda f: f.first_token_ms, 0)),
     ("first token, ms", "p95", _p95(lambda f: f.first_token_ms, 0)),
-    ("after it", "tokens/s", lambda f: number(f.tokens_per_s)),
+    ("after first token", "tokens/s", lambda f: number(f.tokens_per_s)),
     ("", "α", lambda f: number(f.acceptance, 2)),
     ("", "tokens per round", lambda f: number(f.tokens_per_round, 2)),
     ("bytes per token", "up", lambda f: number(f.up_bytes_per_token)),
@@ -194,7 +194,8 @@ def _conditions(run: MeasuredRun) -> Iterator[tuple[str, str]]:
     yield "software", facts.software
     yield "encrypted", "no" if facts.keys_path is None else "yes"
     yield "protocols", ", ".join(settings.protocols)
-    yield "windows", ", ".join(map(str, settings.windows))
+    if any(map(has_windows, settings.protocols)):
+        yield "windows", ", ".join(map(str, settings.windows))
     if facts.watch is None:
         yield "prompts × repeats", f"{len(settings.prompts)} × {settings.repeat}"
     else:

@@ -39,9 +39,10 @@ made {{ made }} by {{ software }}
 
 <h2>The link over time</h2>
 {% if gallery.rtt or gallery.link %}
-<p>The time is UTC, as the device's clock told it; a device does not tell its time zone. Lines are
-medians; the band reaches from the least to the most. Orange: the edge was away. Grey: nothing was
-measured. Lines break there.</p>
+<p>Times are UTC, by the device's clock; its time zone is not known. A point of a line is the median
+of a round of a watch, or of a pixel column if there are more rounds than pixels. The band reaches
+from the smallest to the largest value. Orange: the edge was away. Grey: nothing was measured, for
+example because the watch was off. Lines break at both.</p>
 {% endif %}
 {% for run in runs if clock[run.name] %}
 <p>{{ run.name }}: {{ clock[run.name] }}</p>
@@ -56,34 +57,36 @@ measured. Lines break there.</p>
 {% endfor %}
 {% if rtts.rows %}
 <h3>Percentiles of the RTT</h3>
-<p>Pings are small messages between answers. A percentile needs enough samples to expect one above
-it: p99 needs 100, p99.9 needs 1,000. The picture's axis ends at the percentile 99.5 of the widest
-line.</p>
+<p>Pings are small messages that a probe sends. Samples of rounds of answers were measured while
+answers ran. A percentile is shown if at least one sample is expected above it: p90 needs 10
+samples, p99 needs 100, and p99.9 needs 1,000. The picture leaves out the slowest 0.5 % of the line
+that reaches farthest.</p>
 {{ table(rtts) }}
 {{ show(gallery.rtt_distribution) }}
 {% endif %}
 {% if gallery.link %}
 <h3>Goodput, jitter, retransmissions, signal</h3>
-<p>Goodput is that of a probe's transfer, where there is one. A hollow triangle is a lower bound:
-the transfer ended before its rate was steady. Other values are the device's estimates when each
-answer or probe began.</p>
+<p>Goodput is the rate of a probe's transfer; a run without such transfers has the device's
+estimates. The sign ≥ (in pictures a hollow triangle) marks a lower bound: the link carries at least
+this much, and the transfer could not show whether it carries more. Jitter and retransmitted
+segments are the device's estimates when an answer or probe began.</p>
 {{ show(gallery.link) }}
 {% endif %}
 {% for run in runs if run.history.unmeasured %}
 <p class="soft">{{ run.name }}: not measured: {{ run.history.unmeasured | join(", ") }}.</p>
 {% endfor %}
 <h3>Bytes</h3>
-<p>Bytes of the frames that ZeroMQ gets; probes include the messages that measure the link for an
-answer.</p>
+<p>Bytes of the messages as they are given to ZeroMQ, so without the overhead of encryption and TCP.
+Probes are all messages that measure the link, also those just before an answer.</p>
 {{ table(traffic) }}
 
 {% if measured %}
 <h2>Time per token and per round, bytes, energy</h2>
-<p>Times per token and per round cover the <em>steady</em> rounds: the first round of an answer
-reads the prompt, and counts only in the first token's time.
-Under stream, each token counts as a round. Bytes are the sizes of the frames that ZeroMQ gets. The
-fixed choice with the lowest median is marked. Protocol local cannot be marked, since its text is
-the drafter's and not the target's.</p>
+<p>The first round of an answer reads the prompt, so its time counts only as that of the first
+token. Times per token and per round are those of the later rounds, the <em>steady</em> ones. Under
+stream, each token counts as a round. Bytes are those of the messages of all rounds. A fixed choice
+is any protocol but auto; the one with the lowest median is marked. Protocols whose text may differ
+from the target's, such as local and wisv, are never marked.</p>
 {% for run in runs if run.figures %}
 <h3>{{ run.name }}</h3>
 {{ table(latencies[run.name]) }}
@@ -92,8 +95,9 @@ the drafter's and not the target's.</p>
 {{ show(gallery.compared) }}
 
 <h2>Distributions over answers</h2>
-<p>Each protocol at its window with the lowest median; the table has all of them. The axes end at
-the percentile 99.5 of the widest line.</p>
+<p>A line tells which share of the answers had at most this value. Each protocol has a line for its
+window with the lowest median time per token; the table has all windows. The pictures leave out the
+largest 0.5 % of the line that reaches farthest.</p>
 {{ show(gallery.distribution_compared) }}
 {{ show(gallery.distribution) }}
 {{ table(answer_percentiles) }}
@@ -101,24 +105,25 @@ the percentile 99.5 of the widest line.</p>
 
 {% if gallery.latency %}
 <h2>Latency against window</h2>
-<p>Medians over answers, with 95 % intervals. Dotted lines: protocols with a single setting.</p>
+<p>Medians over answers, with 95 % intervals. A protocol with a single point has a dotted line
+across, to compare the others with.</p>
 {{ show(gallery.latency) }}
 {% endif %}
 
 {% if gallery.stages %}
 <h2>Where the time goes</h2>
-<p>Means over the steady rounds, so that the stages add up. Queue is the time that a round
-spends at the edge outside of the target's pass. The split between uplink and downlink relies on the
-edge's clock; the sum of uplink and downlink does not. Under stream, the wait for a token is split
+<p>Mean times over the steady rounds; means, unlike medians, add up. Queue is the time that a round
+spends at the edge outside of the target's pass. How the time on the link divides into uplink and
+downlink depends on the edge's clock; their sum does not. Under stream, the wait for a token divides
 into the target's pass and the rest.</p>
 {{ show(gallery.stages) }}
 {% endif %}
 
 {% if gallery.depths %}
 <h2>Acceptance by position</h2>
-<p>A round reaches a depth if it accepted every drafted token before it. All windows of a protocol
-with its varied options are pooled; each depth counts the rounds that drafted it. Lines at the
-points are 95 % intervals of a share; shares of fewer than {{ few }} rounds are not drawn.</p>
+<p>The depth of a drafted token is its place in the window, from 1. A round reaches a depth if all
+drafted tokens before it were accepted. A depth counts the rounds that drafted it, under all windows
+of a protocol together. Vertical lines are 95 % intervals.</p>
 {{ show(gallery.depths) }}
 {% for run in runs if positions[run.name].rows %}
 <details><summary>{{ run.name }}: the counts</summary>
@@ -129,15 +134,16 @@ points are 95 % intervals of a share; shares of fewer than {{ few }} rounds are 
 
 {% if gallery.bytes_per_token %}
 <h2>Bytes per token</h2>
-<p>Bytes of all rounds, without handshake, prompt and probes, and without the overhead of encryption
-and TCP.</p>
+<p>Bytes of the messages of all rounds, without handshake, prompt and probes, and without the
+overhead of encryption and TCP.</p>
 {{ show(gallery.bytes_per_token) }}
 {% endif %}
 
 <h2>The choices of auto, and the cost of the alternatives</h2>
 {% if auto %}
-<p>A forecast is the time that auto predicted for a choice before an answer (median over answers).
-Fixed choices are the answers of the same run that requested a protocol and window by name.</p>
+<p>Before each answer, auto predicts the time per token of every choice. The forecast is the median
+of these predictions. A fixed choice is a protocol and window that the run itself requested, without
+auto.</p>
 {{ show(gallery.choices) }}
 {{ show(gallery.alternatives) }}
 {{ show(gallery.predictions) }}
@@ -152,12 +158,12 @@ Fixed choices are the answers of the same run that requested a protocol and wind
 {% endif %}
 
 <h2>How the numbers are computed</h2>
-<p>Warm-up answers and unfinished ones are left out; their numbers are above. A median's 95 %
-interval is a percentile bootstrap over answers: {{ "{:,}".format(resamples) }} resamples, a fixed
-seed. It shows how far the median would move with similar prompts at other times, not over another
-link. Nothing is drawn of fewer than {{ few }} answers, rounds or samples. p95 is the 95th
-percentile over answers, or over rounds for a round's time. Intervals of shares are Wilson's. α is
-the share of verified positions that were accepted. n counts answers unless another unit is
-named.</p>
+<p>Warm-up answers and unfinished ones are left out; the first table has their numbers. A median's
+95 % interval is a percentile bootstrap over answers, with {{ "{:,}".format(resamples) }} resamples
+and a fixed seed. It tells where the median would be with other prompts of this kind over this link.
+Each line, bar, median, mean and share in the pictures rests on {{ few }} answers, rounds or samples
+at least. p95 is the 95th percentile over answers, or over rounds for a round's time. Intervals of
+shares are Wilson's. α is the share of verified positions that were accepted. n counts answers
+unless another unit is named.</p>
 {% endblock %}
 """
