@@ -13,9 +13,9 @@ from textwrap import fill
 
 from pilotfish.lab.drawing import MARKERS, PALETTE, Axes, escape_math, panels
 from pilotfish.lab.page import Picture
-from pilotfish.lab.statistics import Spread
+from pilotfish.lab.statistics import FEWEST_VALUES, Spread
 
-FEW = 20  # fewest answers, rounds or samples of which anything is drawn
+FEW = FEWEST_VALUES  # answers, rounds or samples
 # widths of a plot (inches): as the page, and equal to 360 CSS pixels, so that a phone does not
 # shrink letters
 WIDE, NARROW = 10.0, 3.75
