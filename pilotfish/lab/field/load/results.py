@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.files import PRIVATE, write_whole
-from pilotfish.base.reading import reading_file
+from pilotfish.base.reading import naming_file, reading_file
 from pilotfish.lab.field.load.fleet import Measurement
 from pilotfish.lab.field.load.timed_answer import TimedAnswer
 from pilotfish.lab.runs import changes
@@ -72,7 +72,8 @@ class Results(Struct, frozen=True, kw_only=True):
     def write(self, path: Path) -> None:
         """Write the file as a whole."""
         content = msgspec.json.format(msgspec.json.encode(self), indent=1)
-        write_whole(path, content + b"\n", PRIVATE)
+        with naming_file(path):
+            write_whole(path, content + b"\n", PRIVATE)
 
     @classmethod
     def read(cls, path: Path) -> Results:

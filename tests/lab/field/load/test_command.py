@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import RunFileError
 from pilotfish.cli import main
 from pilotfish.cli.field.load import link_text
 from pilotfish.emulation.emulator import Conditions
@@ -127,6 +128,18 @@ def test_a_record_that_is_saved_is_the_same(measured, tmp_path):
     for ours, theirs in zip(again.answers, record.answers, strict=True):
         np.testing.assert_array_equal(ours.log_probabilities, theirs.log_probabilities)
         assert (np.diff(ours.log_probabilities, axis=1) <= 0.0).all()
+
+
+@pytest.mark.parametrize("keep", [0, 20, 2000, -3, -600])
+def test_a_damaged_record(measured, tmp_path, keep):
+    whole = (measured[0] / "drafts.npz").read_bytes()
+    path = tmp_path / "drafts.npz"
+    path.write_bytes(whole[:keep])
+    with pytest.raises(RunFileError, match=r"drafts.npz is not a record: it has "):
+        Record.load(path)
+    path.write_bytes(whole[:200] + bytes(each ^ 255 for each in whole[200:400]) + whole[400:])
+    with pytest.raises(RunFileError, match=r"is not a record: it has "):
+        Record.load(path)
 
 
 def test_a_limit_that_nothing_holds(pair, edge, prompts, tmp_path, capsys):
