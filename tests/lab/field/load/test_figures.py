@@ -119,10 +119,21 @@ def test_the_ninetieth_percentile_decides():
 
 def test_nothing_is_drawn_of_fewer_than_twenty_answers(tmp_path):
     path = tmp_path / "load.png"
-    assert not draw(path, [figures(point(1, [50.0] * 19))], 0.1, "no delay")
+    assert not draw(path, [figures(point(1, [50.0] * 19))], 0.1, "the link as it is")
     assert not path.exists()
     many = [figures(point(2, [50.0] * 20))]
-    assert draw(path, [figures(point(1, [50.0] * 19)), *many], 0.1, "no delay")
+    assert draw(path, [figures(point(1, [50.0] * 19)), *many], 0.1, "the link as it is")
     alone = path.read_bytes()
-    assert draw(path, many, 0.1, "no delay")
+    assert draw(path, many, 0.1, "the link as it is")
     assert path.read_bytes() == alone  # the point of 19 answers has left no trace
+
+
+def test_one_slow_point_does_not_hide_the_others(tmp_path):
+    """The axis ends at four times the limit, so the picture is the same for all slower points."""
+    pictures = []
+    for slow_ms in (5000.0, 9000.0):
+        path = tmp_path / f"{slow_ms}.png"
+        points = [figures(point(1, [50.0] * 20)), figures(point(1, [slow_ms] * 20, "ahead"))]
+        assert draw(path, points, 0.1, "the link as it is")
+        pictures.append(path.read_bytes())
+    assert pictures[0] == pictures[1]
