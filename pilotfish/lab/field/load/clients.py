@@ -62,11 +62,15 @@ class WireClient:
                         arrivals.append((self.last_token_s, len(piece.tokens)))
             generation = pieces.generation
             assert generation is not None
-        except PilotfishError as error:
-            return TimedAnswer(device=device, prompt=prompt, asked_s=asked_s, error=str(error))
+        except PilotfishError as problem:
+            error = str(problem)
+            return TimedAnswer(device=device, prompt=prompt, asked_s=asked_s, error=error)
         finally:
             self.last_token_s = math.inf
         self._expect_target()
+        if not arrivals:
+            error = "The edge sent no token."
+            return TimedAnswer(device=device, prompt=prompt, asked_s=asked_s, error=error)
         return TimedAnswer(
             device=device,
             prompt=prompt,

@@ -40,6 +40,8 @@ _CONNECT_S = 300.0  # longest time until all devices are connected
 _TICK_S = 0.2
 _MOST_ERRORS = 10  # failed answers after which a point ends
 _LOST_S = 30.0  # shortest time without a good answer after which the edge counts as lost
+_FEW_ERRORS = 3  # with so few failed answers, it counts as lost after `_SLOW` times this time
+_SLOW = 10.0
 _LEAD_S = 0.05  # time between the request to begin and the load
 
 Progress = Callable[[float], None]
@@ -179,23 +181,31 @@ class Fleet:
         )
 
     def _is_over(self, period: Period) -> bool:
-        if self._failed >= _MOST_ERRORS:
+        if self._failed >= _MOST_ERRORS or self._is_lost():
             return True
         is_late = time.monotonic() >= self._begin_s + period.for_s
         return is_late and self._ended_well >= period.answers
 
+    def _is_lost(self) -> bool:
+        """Whether the last answers have failed, and are so many or so long ago that none helps."""
+        if not self._errors_in_row:
+            return False
+        lasted_s = time.monotonic() - self._errors_in_row[0][0]
+        if self._failed >= _MOST_ERRORS:
+            return not self._ended_well or lasted_s > self._lost_s
+        # few devices, whose answers fail slowly
+        return len(self._errors_in_row) >= _FEW_ERRORS and lasted_s > _SLOW * self._lost_s
+
     def _expect_edge(self, each_tick: Callable[[], None]) -> None:
         """After an error, wait for a good answer; raise `EdgeLostError` if none comes.
 
-        So an edge that dies is no edge that is too slow, whose point would be kept.
+        An edge that dies is no edge that is too slow, so its point must not be kept.
         """
         while self._errors_in_row:
-            first_s, reason = self._errors_in_row[0]
-            lasted_s = time.monotonic() - first_s
-            if self._failed >= _MOST_ERRORS and (not self._ended_well or lasted_s > self._lost_s):
+            if self._is_lost():
                 raise EdgeLostError(
                     f"{len(self._errors_in_row)} answers have failed, and none has ended well "
-                    f"since; the first: {reason}"
+                    f"since; the first: {self._errors_in_row[0][1]}"
                 )
             self._take(_TICK_S)
             each_tick()

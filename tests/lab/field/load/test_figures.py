@@ -71,6 +71,13 @@ def test_an_answer_that_failed_is_no_answer_and_no_point_holds_with_one():
     assert not result.holds(0.1)
 
 
+def test_an_answer_without_a_token_has_failed():
+    answers = [*(answer(0.04) for _ in range(30)), answer(0.04, arrivals=[])]
+    result = figures(point(2, [], answers=answers))
+    assert (result.n, result.failed) == (30, 1)
+    assert not result.holds(0.1)
+
+
 def test_an_answer_of_one_message_has_no_time_per_token():
     whole = answer(0.04, arrivals=[(1.5, 5)])
     result = figures(point(1, [], answers=[answer(0.04) for _ in range(19)] + [whole]))

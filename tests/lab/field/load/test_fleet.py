@@ -17,7 +17,7 @@ from pilotfish.base.errors import EdgeLostError, InternalError, PairMismatchErro
 from pilotfish.lab.field.load.fleet import Fleet, Period, split_devices
 from pilotfish.lab.field.load.record import Record, RecordedAnswer
 from pilotfish.lab.field.load.worker import Devices
-from tests.lab.field.load.answering import ANSWER, BUSY, answering
+from tests.lab.field.load.answering import ANSWER, BUSY, TOKEN, answering
 
 MINUTE = Period(warm_up_s=0.0, for_s=60.0, answers=1)
 
@@ -115,6 +115,16 @@ def test_an_edge_that_dies_ends_the_load_though_it_has_answered(for_s):
         pytest.raises(EdgeLostError, match=r"none has ended well since.*503"),
     ):
         fleet.measure(Period(warm_up_s=0.0, for_s=for_s, answers=1))
+
+
+def test_a_single_device_whose_answers_fail_slowly_ends_the_load():
+    """Three answers, each of which ends before it is complete, and long before ten have failed."""
+    with (
+        answering(TOKEN, pause_s=0.5) as url,
+        Fleet([clients(url, numbers=[0])], lost_s=0.25) as fleet,
+        pytest.raises(EdgeLostError, match=r"^[34] answers have failed.*ended before"),
+    ):
+        fleet.measure(MINUTE)
 
 
 def test_an_overloaded_edge_is_too_slow_and_not_lost():
