@@ -73,10 +73,7 @@ def read_lines(path: Path) -> list[PromptLine]:
     with reading_file(
         lambda problem: UnsupportedError(f"The prompts in {path} cannot be read: {problem}.")
     ):
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise UnsupportedError(f"The prompts in {path} are not UTF-8 text: {error}.") from error
+        text = path.read_text(encoding="utf-8-sig")
     if "\0" in text:
         raise UnsupportedError(f"{path} is not a text file: it contains bytes of value 0.")
     # not `splitlines`: a JSON string may contain Unicode's other line ends

@@ -217,7 +217,7 @@ def test_a_gguf_file_is_trained_as_well(made: Made) -> None:
 def test_prompts_without_text_and_a_drafter_without_room_are_one_sentence(made: Made) -> None:
     (made.folder / "picture.txt").write_bytes(b"\x89PNG\xff\x00")
     completed = made.run("none", "--prompts", "picture.txt", code=64)
-    assert "picture.txt are not UTF-8 text" in completed
+    assert "picture.txt cannot be read: it is not UTF-8 text" in completed
     completed = made.run("none", "--tokens", "200", code=64).strip().splitlines()
     assert len([line for line in completed if line.startswith("pilotfish: ")]) == 1
     assert "no prompt fits" in completed[-1]

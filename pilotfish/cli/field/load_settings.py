@@ -1,5 +1,6 @@
 """Settings of ``pilotfish field load``."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,17 +10,41 @@ from pilotfish.emulation.emulator import Conditions
 from pilotfish.engines.engine_settings import EngineSettings
 from pilotfish.lab.field.measure import EdgeKeys
 from pilotfish.lab.prompts import prompts_setting
+from pilotfish.lab.statistics import FEWEST_VALUES
 
 _COUNTS = (1, 2, 4, 8, 16)
-_WAYS = ("stream", "greedy:4", "ahead")
+_MOST_DEVICES = 1000  # a thread each
+_DAY_S = 86400.0
+_METHODS = ("stream", "greedy:4", "ahead")
 
 
 def _counts(text: str) -> tuple[int, ...]:
     """Parse ``1,2,4`` as numbers of devices."""
-    counts = sorted({int(part) for part in text.split(",")})
-    if counts[0] < 1:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch("[0-9]{1,9}", part) and int(part) for part in parts):
         raise ValueError(f"{text} is not a list of numbers of devices, such as 1,2,4")
+    counts = sorted({int(part) for part in parts})
+    if counts[-1] > _MOST_DEVICES:
+        raise ValueError(
+            f"{counts[-1]} devices are too many: one machine can be at most {_MOST_DEVICES}"
+        )
     return tuple(counts)
+
+
+def _time(text: str) -> float:
+    """Parse a time of at most a day."""
+    seconds = duration(text)
+    if seconds > _DAY_S:
+        raise ValueError(f"{text} is longer than a day")
+    return seconds
+
+
+def _limit(text: str) -> float:
+    """Parse a time above 0."""
+    seconds = _time(text)
+    if not seconds:
+        raise ValueError("no answer takes no time; give a time above 0")
+    return seconds
 
 
 class LoadSettings(EngineSettings, frozen=True, kw_only=True):
@@ -59,6 +84,7 @@ class LoadSettings(EngineSettings, frozen=True, kw_only=True):
             setting(
                 "milliseconds of a draft on the devices (default: as measured here)",
                 ge=0,
+                le=60_000,
                 metavar="T",
             ),
         ]
@@ -75,11 +101,11 @@ class LoadSettings(EngineSettings, frozen=True, kw_only=True):
     protocols: Annotated[
         tuple[str, ...],
         setting(
-            "ways to answer: stream; a protocol of rounds with its window, such as greedy:4; "
+            "methods to answer: stream; a protocol of rounds with its window, such as greedy:4; "
             "ahead, or ahead:edge for hints of the edge alone; auto",
-            metavar="WAY,WAY,…",
+            metavar="METHOD,METHOD,…",
         ),
-    ] = _WAYS
+    ] = _METHODS
     devices: Annotated[
         tuple[int, ...],
         setting("numbers of devices to try", form=_counts, metavar="N,N,…"),
@@ -87,7 +113,9 @@ class LoadSettings(EngineSettings, frozen=True, kw_only=True):
     processes: (
         Annotated[
             int,
-            setting("processes of devices (default: one for each CPU that may be used)", ge=1),
+            setting(
+                "processes of devices (default: one for each CPU that may be used)", ge=1, le=256
+            ),
         ]
         | None
     ) = None
@@ -95,7 +123,7 @@ class LoadSettings(EngineSettings, frozen=True, kw_only=True):
         float,
         setting(
             "mean time that a user thinks after an answer, exponentially distributed (default: 5s)",
-            form=duration,
+            form=_time,
             metavar="TIME",
         ),
     ] = 5.0
@@ -105,7 +133,8 @@ class LoadSettings(EngineSettings, frozen=True, kw_only=True):
             setting(
                 "in place of --think: questions per minute of each device, at Poisson's times, "
                 "also while it answers",
-                gt=0,
+                ge=0.01,
+                le=60_000,
                 metavar="R",
             ),
         ]
@@ -116,7 +145,7 @@ class LoadSettings(EngineSettings, frozen=True, kw_only=True):
         float,
         setting(
             "shortest time of a point, after its warm-up (default: 30s)",
-            form=duration,
+            form=_time,
             metavar="TIME",
         ),
     ] = 30.0
@@ -124,18 +153,18 @@ class LoadSettings(EngineSettings, frozen=True, kw_only=True):
         float,
         setting(
             "time before a point that does not count (default: 5s)",
-            form=duration,
+            form=_time,
             metavar="TIME",
         ),
     ] = 5.0
     answers: Annotated[
         int, setting("a point goes on until this many of its answers have ended", ge=1)
-    ] = 20
+    ] = FEWEST_VALUES
     at_s: Annotated[
         float,
         setting(
             "the limit: 9 of 10 answers take at most this time per token (default: 100ms)",
-            form=duration,
+            form=_limit,
             metavar="TIME",
         ),
     ] = 0.1

@@ -5,7 +5,8 @@ from typing import TypeAlias
 
 from rich.table import Table
 
-from pilotfish.lab.field.load.figures import TAIL, Percentiles, PointFigures, carried
+from pilotfish.lab.field.load.figures import TAIL, Percentiles, PointFigures, capacity
+from pilotfish.lab.statistics import FEWEST_VALUES
 
 _Column: TypeAlias = tuple[str, str, Callable[[PointFigures], float | None]]
 _SPEED: tuple[_Column, ...] = (
@@ -23,14 +24,15 @@ _EDGE: tuple[_Column, ...] = (
     ("CPU, ms", ".1f", lambda f: f.edge_cpu_ms),
     ("tokens a round", ".2f", lambda f: f.tokens_per_round),
     ("failed", "d", lambda f: f.failed),
-    ("parted", "d", lambda f: f.parted),
+    ("different", "d", lambda f: f.different),
 )
 _SPEED_CAPTION = (
-    "n: answers; tokens/s: of all devices; first: time to the first token; –: fewer than 20 answers"
+    "n: answers; tokens/s: of all devices; first: time to the first token; –: fewer than "
+    f"{FEWEST_VALUES} answers"
 )
 _EDGE_CAPTION = (
     "edge: the target's passes per token, as the edge announced them to each device; CPU: of the "
-    "edge per token, if it runs here; parted: answers that are not the recorded ones"
+    "edge per token, if it runs here; different: answers that are not the recorded ones"
 )
 
 
@@ -46,17 +48,17 @@ def _table(measured: Sequence[PointFigures], columns: Sequence[_Column], caption
     for heading, _, _ in columns:
         table.add_column(heading, justify="right")
     for each in measured:
-        table.add_row(each.way, *(_number(value(each), form) for _, form, value in columns))
+        table.add_row(each.method, *(_number(value(each), form) for _, form, value in columns))
     return table
 
 
-def carried_table(measured: Sequence[PointFigures], limit_s: float) -> Table:
-    """Return a table with the number of devices that the edge carries in each way."""
+def capacity_table(measured: Sequence[PointFigures], limit_s: float) -> Table:
+    """Return a table with the number of devices that the edge carries in each method."""
     table = Table(caption="the largest measured number at which 9 of 10 answers hold the limit")
     table.add_column("")
     table.add_column(f"devices at {limit_s * 1e3:g} ms a token", justify="right")
-    for way in dict.fromkeys(each.way for each in measured):
-        table.add_row(way, str(carried(way, measured, limit_s)))
+    for method in dict.fromkeys(each.method for each in measured):
+        table.add_row(method, str(capacity(method, measured, limit_s)))
     return table
 
 

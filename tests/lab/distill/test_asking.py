@@ -45,7 +45,7 @@ def test_json_lines_have_a_question_a_prompt_or_messages(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (b"\x89PNG\r\n\x1a\n\xff\xfe", "are not UTF-8 text"),
+        (b"\x89PNG\r\n\x1a\n\xff\xfe", "cannot be read: it is not UTF-8 text: its byte 0 is 0x89."),
         (b"PK\x03\x04\x00\x00\x00", "is not a text file: it contains bytes of value 0"),
         (b"", "has no prompt"),
         (b"\n  \n", "has no prompt"),

@@ -11,8 +11,8 @@ import numpy as np
 from msgspec import Struct
 
 from pilotfish.lab.field.load.results import Point
+from pilotfish.lab.statistics import FEWEST_VALUES
 
-LEAST_ANSWERS = 20  # fewer answers give no percentile
 TAIL = 90  # the percentile that decides
 
 
@@ -26,18 +26,19 @@ class Percentiles(Struct, frozen=True, kw_only=True):
 class PointFigures(Struct, frozen=True, kw_only=True):
     """The figures of a point.
 
-    n: answers of the window without an error. failed, parted: answers. first_token_ms, token_ms:
-    over answers; None for fewer than 20. tokens_per_s: of all devices. edge_ms: milliseconds of the
-    target's passes per token, as the edge announced them to each device; None if it did not.
-    edge_cpu_ms: CPU milliseconds of the edge per token; None for an edge on another machine.
-    tokens_per_round: committed tokens.
+    n: answers of the measured time that ended well. failed: those that ended with an error or
+    without a token. different: those that are not the recorded ones. first_token_ms, token_ms: over
+    answers; None for fewer than `FEWEST_VALUES`. tokens_per_s: of all devices. edge_ms:
+    milliseconds of the target's passes per token, as the edge announced them to each device; None
+    if it did not. edge_cpu_ms: CPU milliseconds of the edge per token; None for an edge on another
+    machine. tokens_per_round: committed tokens.
     """
 
-    way: str
+    method: str
     devices: int
     n: int
     failed: int
-    parted: int
+    different: int
     first_token_ms: Percentiles | None
     token_ms: Percentiles | None
     tokens_per_s: float
@@ -55,14 +56,14 @@ class PointFigures(Struct, frozen=True, kw_only=True):
         return None if self.token_ms is None else self.token_ms.p90 <= limit_s * 1e3
 
 
-class Carried(Struct, frozen=True, kw_only=True):
-    """The number of devices that an edge carries in one way.
+class Capacity(Struct, frozen=True, kw_only=True):
+    """The number of devices that an edge carries by one method.
 
     devices: None: no point had enough answers. at_least: no measured number was too large, so the
     edge may carry more.
     """
 
-    way: str
+    method: str
     devices: int | None
     at_least: bool
 
@@ -81,11 +82,11 @@ def figures(point: Point) -> PointFigures:
     per_token = [each for answer in ended if (each := answer.token_s) is not None]
     cpu_s = point.edge_cpu_s
     return PointFigures(
-        way=point.way,
+        method=point.method,
         devices=point.devices,
         n=len(ended),
-        failed=sum(bool(answer.error) for answer in point.answers),
-        parted=sum(answer.parted for answer in ended),
+        failed=len(point.answers) - len(ended),
+        different=sum(answer.differs for answer in ended),
         first_token_ms=percentiles([answer.first_token_s for answer in ended]),
         token_ms=percentiles(per_token),
         tokens_per_s=point.tokens / point.took_s,
@@ -96,50 +97,50 @@ def figures(point: Point) -> PointFigures:
 
 
 def percentiles(seconds: Sequence[float]) -> Percentiles | None:
-    """Compute both percentiles in milliseconds; None for fewer than 20 values.
+    """Compute both percentiles in milliseconds; None for fewer than `FEWEST_VALUES`.
 
     A percentile between two values is interpolated linearly between them.
     """
-    if len(seconds) < LEAST_ANSWERS:
+    if len(seconds) < FEWEST_VALUES:
         return None
     p50, p90 = np.percentile(np.asarray(seconds) * 1e3, [50, TAIL])
     return Percentiles(p50=float(p50), p90=float(p90))
 
 
-def next_count(counts: Sequence[int], held: Mapping[int, bool | None]) -> int | None:
+def next_count(counts: Sequence[int], known: Mapping[int, bool | None]) -> int | None:
     """Return the number of devices to measure next; None if the limit is found.
 
-    counts: the numbers that are tried in ascending order. held: whether a measured number holds;
+    counts: the numbers that are tried in ascending order. known: whether a measured number holds;
     None: unknown. After the first that does not, the gap below it is bisected.
     """
-    over = _over(held)
+    over = _smallest_too_large(known)
     for count in sorted(counts):
-        if count not in held and (over is None or count < over):
+        if count not in known and (over is None or count < over):
             return count
     if over is None:
         return None
-    under = _largest(held, over)
+    under = _largest_held(known, over)
     middle = (under + over) // 2
-    return middle if middle > under and middle not in held else None
+    return middle if middle > under and middle not in known else None
 
 
-def _over(held: Mapping[int, bool | None]) -> int | None:
+def _smallest_too_large(known: Mapping[int, bool | None]) -> int | None:
     """Return the smallest number that does not hold; None if there is none."""
-    return min((count for count, holds in held.items() if holds is False), default=None)
+    return min((count for count, holds in known.items() if holds is False), default=None)
 
 
-def _largest(held: Mapping[int, bool | None], over: int) -> int:
-    return max((count for count, holds in held.items() if holds and count < over), default=0)
+def _largest_held(known: Mapping[int, bool | None], over: int) -> int:
+    return max((count for count, holds in known.items() if holds and count < over), default=0)
 
 
-def carried(way: str, measured: Iterable[PointFigures], limit_s: float) -> Carried:
+def capacity(method: str, measured: Iterable[PointFigures], limit_s: float) -> Capacity:
     """Return how many devices the edge carries: the largest number below the first too large one.
 
     Only measured numbers count; nothing is interpolated.
     """
-    held = {each.devices: each.holds(limit_s) for each in measured if each.way == way}
-    if all(holds is None for holds in held.values()):
-        return Carried(way=way, devices=None, at_least=False)
-    over = _over(held)
-    most = _largest(held, max(held, default=0) + 1 if over is None else over)
-    return Carried(way=way, devices=most, at_least=over is None and most > 0)
+    known = {each.devices: each.holds(limit_s) for each in measured if each.method == method}
+    if all(holds is None for holds in known.values()):
+        return Capacity(method=method, devices=None, at_least=False)
+    over = _smallest_too_large(known)
+    most = _largest_held(known, max(known, default=0) + 1 if over is None else over)
+    return Capacity(method=method, devices=most, at_least=over is None and most > 0)

@@ -10,19 +10,21 @@ probabilities, so that a device that replays them is as sure of each draft as th
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import PromptTooLongError, RunFileError, UnsupportedError
 from pilotfish.base.files import PRIVATE, write_whole
-from pilotfish.base.reading import reading_file
+from pilotfish.base.reading import naming_file, reading_file
 from pilotfish.lab.agreement import predictions
 from pilotfish.lab.field.opened_drafters import Contender, measure_draft_s
 from pilotfish.lab.field.target_answers import AnswerHeader, TargetAnswer
@@ -75,22 +77,31 @@ class Record:
         arrays["seconds"] = np.array([self.draft_s, self.read_s])
         content = BytesIO()
         np.savez_compressed(content, **arrays)
-        write_whole(path, content.getvalue(), PRIVATE)
+        with naming_file(path):
+            write_whole(path, content.getvalue(), PRIVATE)
 
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a record; raises `RunFileError` for a file that is none."""
-        with (
-            reading_file(lambda problem: RunFileError(f"{path} is not a record: {problem}.")),
-            np.load(path, allow_pickle=False) as arrays,
-        ):
-            count = len(arrays.files) // len(_FIELDS)
-            draft_s, read_s = map(float, arrays["seconds"])
-            answers = [
-                RecordedAnswer(*(arrays[f"{field}-{number}"] for field in _FIELDS))
-                for number in range(count)
-            ]
-            return cls(answers, str(arrays["drafter"]), draft_s, read_s)
+        with reading_file(lambda problem: RunFileError(f"{path} is not a record: {problem}.")):
+            try:
+                with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                    return cls._from(arrays)
+            except (KeyError, TypeError, AttributeError, EOFError, BadZipFile, zlib.error) as error:
+                raise ValueError("it has other content") from error
+            except ValueError as error:  # numpy's advice would be to trust the file
+                raise ValueError("it has no arrays") from error
+
+    @classmethod
+    def _from(cls, arrays: Any) -> Self:
+        """Return the record in a file's arrays."""
+        count = len(arrays.files) // len(_FIELDS)
+        draft_s, read_s = map(float, arrays["seconds"])
+        answers = [
+            RecordedAnswer(*(arrays[f"{field}-{number}"] for field in _FIELDS))
+            for number in range(count)
+        ]
+        return cls(answers, str(arrays["drafter"]), draft_s, read_s)
 
 
 def record_without_drafter(prompts: Sequence[Ids], answers: Sequence[TargetAnswer]) -> Record:

@@ -14,14 +14,14 @@ from msgspec import Struct, structs
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.files import PRIVATE, write_whole
-from pilotfish.base.reading import reading_file
-from pilotfish.lab.field.load.fleet import Measured
+from pilotfish.base.reading import naming_file, reading_file
+from pilotfish.lab.field.load.fleet import Measurement
 from pilotfish.lab.field.load.timed_answer import TimedAnswer
 from pilotfish.lab.runs import changes
 
 
 class Load(Struct, frozen=True, kw_only=True):
-    """What determines a point, besides its way and its number of devices.
+    """What determines a point, besides its method and its number of devices.
 
     target, digest: the edge's, or the services' addresses. drafter: "" without one. draft_s,
     read_s: seconds per draft token, and per token of a prompt that is read. prompts: digest of the
@@ -45,14 +45,14 @@ class Load(Struct, frozen=True, kw_only=True):
 
 
 class Point(Struct, frozen=True, kw_only=True):
-    """A measured way and number of devices.
+    """A measured method and number of devices.
 
-    took_s: length of the window, s. tokens: tokens that arrived in it. answers: of its questions;
-    times count from its begin, and all tokens after an answer's first message are one entry.
-    edge_cpu_s: CPU seconds of an edge on this machine in the window.
+    took_s: the measured time, s. tokens: number of tokens that arrived in it. answers: those to its
+    questions; times count from its begin, and all tokens after an answer's first message are one
+    entry. edge_cpu_s: CPU seconds of an edge on this machine in this time.
     """
 
-    way: str
+    method: str
     devices: int
     began_unix_s: float
     took_s: float
@@ -72,7 +72,8 @@ class Results(Struct, frozen=True, kw_only=True):
     def write(self, path: Path) -> None:
         """Write the file as a whole."""
         content = msgspec.json.format(msgspec.json.encode(self), indent=1)
-        write_whole(path, content + b"\n", PRIVATE)
+        with naming_file(path):
+            write_whole(path, content + b"\n", PRIVATE)
 
     @classmethod
     def read(cls, path: Path) -> Results:
@@ -90,10 +91,10 @@ def expect_same(path: Path, old: Load, new: Load) -> None:
         )
 
 
-def point_of(way: str, devices: int, began_unix_s: float, measured: Measured) -> Point:
-    """Return the point of a measured window."""
+def point_of(method: str, devices: int, began_unix_s: float, measured: Measurement) -> Point:
+    """Return the point of what was measured."""
     return Point(
-        way=way,
+        method=method,
         devices=devices,
         began_unix_s=began_unix_s,
         took_s=measured.end_s - measured.begin_s,
@@ -104,7 +105,7 @@ def point_of(way: str, devices: int, began_unix_s: float, measured: Measured) ->
 
 
 def _shorten(answer: TimedAnswer, begin_s: float) -> TimedAnswer:
-    """Count times from the window's begin; join all tokens after the first message."""
+    """Count times from the begin of the measured time; join all tokens after the first message."""
     arrivals = [(at_s - begin_s, count) for at_s, count in answer.arrivals]
     if len(arrivals) > 2:
         first, (last_s, _) = arrivals[0], arrivals[-1]

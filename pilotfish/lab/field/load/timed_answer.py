@@ -11,8 +11,8 @@ class TimedAnswer(Struct, frozen=True, kw_only=True):
     device, prompt: numbers. asked_s: when the question came. arrivals: time and number of the
     tokens of each message with tokens. rounds: number of the answer's rounds. verify_s: time of the
     target's passes that the edge announced for this answer, summed; a pass that served several
-    devices counts for each. drafted, accepted: tokens. parted: the answer differs from the recorded
-    one. error: why the answer failed; "": it did not.
+    devices counts for each. drafted, accepted: tokens. differs: whether the answer is another than
+    the recorded one. error: why the answer failed; "": it did not.
     """
 
     device: int
@@ -23,7 +23,7 @@ class TimedAnswer(Struct, frozen=True, kw_only=True):
     verify_s: float = 0.0
     drafted: int = 0
     accepted: int = 0
-    parted: bool = False
+    differs: bool = False
     error: str = ""
 
     @property

@@ -15,11 +15,15 @@ import numpy as np
 import pytest
 
 from pilotfish import Device, EdgeServer
+from pilotfish.base.errors import RunFileError
 from pilotfish.cli import main
+from pilotfish.cli.field.load import link_text
+from pilotfish.emulation.emulator import Conditions
 from pilotfish.lab.field.load.edge_cpu import cpu_s, edge_process
 from pilotfish.lab.field.load.record import Record
 from pilotfish.lab.field.load.recorded_drafter import RecordedSource
 from pilotfish.lab.field.load.results import Results
+from tests.lab.field.load.answering import ANSWER, answering
 from tests.support.serving import serving
 
 PROMPTS = ["abc", "bcd ef", "fed", "abab", "zyx w"]
@@ -44,7 +48,7 @@ def prompts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(pair, edge, prompts, tmp_path_factory):
-    """The folder of a load in three ways, and its figures."""
+    """The folder of a load of three methods, and its figures."""
     out = tmp_path_factory.mktemp("load") / "out"
     info = out.with_name("figures.json")
     options = ["--edge", edge.endpoint, "--draft", pair.draft, "--prompts", prompts, "--at", "2s"]
@@ -53,19 +57,19 @@ def measured(pair, edge, prompts, tmp_path_factory):
     return out, json.loads(info.read_text())
 
 
-def test_every_way_with_one_two_and_four_devices(measured):
+def test_every_method_with_one_two_and_four_devices(measured):
     out, rows = measured
-    assert [(row["way"], row["devices"]) for row in rows] == [
-        (way, count) for way in ("stream", "greedy:4", "ahead") for count in (1, 2, 4)
+    assert [(row["method"], row["devices"]) for row in rows] == [
+        (method, count) for method in ("stream", "greedy:4", "ahead") for count in (1, 2, 4)
     ]
     for row in rows:
         assert row["n"] >= 20
-        assert row["failed"] == row["parted"] == 0
+        assert row["failed"] == row["different"] == 0
         assert 0.0 < row["first_token_ms"]["p50"] <= row["first_token_ms"]["p90"]
         assert row["tokens_per_s"] > 0.0
         assert row["edge_ms"] > 0.0
         assert row["edge_cpu_ms"] > 0.0
-    rounds = {row["way"]: row["tokens_per_round"] for row in rows}
+    rounds = {row["method"]: row["tokens_per_round"] for row in rows}
     assert rounds["stream"] == 1.0
     assert rounds["greedy:4"] > 1.3
     assert (out / "load.png").stat().st_size > 10_000
@@ -126,6 +130,18 @@ def test_a_record_that_is_saved_is_the_same(measured, tmp_path):
         assert (np.diff(ours.log_probabilities, axis=1) <= 0.0).all()
 
 
+@pytest.mark.parametrize("keep", [0, 20, 2000, -3, -600])
+def test_a_damaged_record(measured, tmp_path, keep):
+    whole = (measured[0] / "drafts.npz").read_bytes()
+    path = tmp_path / "drafts.npz"
+    path.write_bytes(whole[:keep])
+    with pytest.raises(RunFileError, match=r"drafts.npz is not a record: it has "):
+        Record.load(path)
+    path.write_bytes(whole[:200] + bytes(each ^ 255 for each in whole[200:400]) + whole[400:])
+    with pytest.raises(RunFileError, match=r"is not a record: it has "):
+        Record.load(path)
+
+
 def test_a_limit_that_nothing_holds(pair, edge, prompts, tmp_path, capsys):
     options = ["--edge", edge.endpoint, "--prompts", prompts, "--out", tmp_path / "out"]
     assert load(*options, "--protocols", "stream", "--devices", "2,4", "--at", "1us") == 0
@@ -175,7 +191,7 @@ def test_killed_and_resumed(pair, edge, prompts, tmp_path):
     assert load(*options, "--resume") == 0
     after = Results.read(path).points
     assert after[: len(before)] == before
-    assert [(each.way, each.devices) for each in after] == [
+    assert [(each.method, each.devices) for each in after] == [
         ("stream", 1),
         ("stream", 2),
         ("greedy:2", 1),
@@ -201,6 +217,8 @@ def descendants(process):
         (["--protocols", "wisv"], "names no protocol"),
         (["--protocols", "wisv-full:4", "--draft", "x"], "hidden states"),
         (["--protocols", "greedy:many", "--draft", "x"], "no window"),
+        (["--protocols", "stream:4"], "no window"),
+        (["--protocols", "tree:4", "--draft", "x"], "trees"),
         (["--protocols", "ahead:nobody", "--draft", "x"], "hints must be"),
         (["--protocols", "ahead", "--draft", "text"], "cannot be recorded"),
         (["--protocols", "stream", "--devices", "1,500"], "--sessions-per-client 500"),
@@ -243,15 +261,57 @@ def test_services_are_asked_as_their_clients_ask(pair, edge, prompts, tmp_path):
         options = ["--service", started.url, "--prompts", prompts, "--out", tmp_path / "out"]
         assert load(*options, "--devices", "1,2", "--at", "2s", "--json", info) == 0
     rows = json.loads(info.read_text())
-    assert [(row["way"], row["devices"]) for row in rows] == [("service", 1), ("service", 2)]
+    assert [(row["method"], row["devices"]) for row in rows] == [("service", 1), ("service", 2)]
     assert all(row["failed"] == 0 and row["n"] >= 20 for row in rows)
 
 
-def test_a_service_that_is_not_there_fails_every_answer(prompts, tmp_path):
-    info = tmp_path / "figures.json"
+def test_a_service_that_is_not_there_ends_the_load(prompts, tmp_path, capsys):
     options = ["--service", "http://127.0.0.1:9", "--prompts", prompts, "--answers", 1]
-    options += ["--devices", 1, "--for", "1s", "--out", tmp_path / "out", "--json", info]
-    assert load(*options) == 0
-    (row,) = json.loads(info.read_text())
-    assert row["n"] == 0
-    assert row["failed"] >= 1
+    options += ["--devices", 10, "--for", "1s", "--out", tmp_path / "out"]
+    assert load(*options) == 69
+    assert "refused" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "load.json").exists()
+
+
+def test_warm_up_errors_are_told(prompts, tmp_path, capsys):
+    with answering(ANSWER, refuse_s=3.0) as url:
+        options = ["--service", url, "--prompts", prompts, "--out", tmp_path / "out"]
+        options += ["--devices", 4, "--warm-up", "5s", "--at", "2s"]
+        assert load(*options) == 0
+    error = capsys.readouterr().err
+    assert "answers failed in the warm-up; the first: " in error
+    assert "503" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--devices", "0"], "numbers of devices"),
+        (["--devices", "1,1e3"], "numbers of devices"),
+        (["--devices", "10000"], "too many"),
+        (["--at", "0"], "above 0"),
+        (["--at", "nan"], "is not a time"),
+        (["--think=-1s"], "is not a time"),
+        (["--for", "99999999s"], "longer than a day"),
+        (["--rate", "nan"], "--rate"),
+        (["--rate", "inf"], "--rate"),
+        (["--draft-ms", "inf"], "--draft-ms"),
+    ],
+)
+def test_impossible_numbers_are_refused(edge, tmp_path, capsys, options, words):
+    with pytest.raises(SystemExit):
+        load("--edge", edge.endpoint, "--out", tmp_path / "out", *options)
+    assert words in capsys.readouterr().err
+
+
+def test_a_drafter_that_is_missing_is_noticed_before_the_target_answers(edge, tmp_path):
+    out = tmp_path / "out"
+    missing = ["--draft", tmp_path / "nothing", "--protocols", "greedy:4"]
+    assert load("--edge", edge.endpoint, "--out", out, *missing) != 0
+    assert not (out / "answers.jsonl").exists()
+
+
+def test_the_title_says_which_link_was_measured():
+    assert link_text(Conditions()) == "the link as it is"
+    assert link_text(Conditions(rtt_s=0.05)) == "emulated link: RTT 50 ms"
+    assert link_text(Conditions(loss=0.01)) == "emulated link: RTT 0 ms and more"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pilotfish.lab.field.load.figures import carried, figures, next_count, percentiles
+from pilotfish.lab.field.load.figures import capacity, figures, next_count, percentiles
 from pilotfish.lab.field.load.picture import draw
 from pilotfish.lab.field.load.results import Point
 from pilotfish.lab.field.load.timed_answer import TimedAnswer
@@ -19,11 +19,11 @@ def answer(token_s, first_s=0.5, tokens=11, at_s=1.0, **changes):
     return TimedAnswer(**{**usual, "arrivals": arrivals, **changes})
 
 
-def point(devices, token_ms, way="stream", **changes):
+def point(devices, token_ms, method="stream", **changes):
     """A point with an answer for each of these milliseconds per token."""
     answers = [answer(each * 1e-3) for each in token_ms]
     usual = {"began_unix_s": 0.0, "took_s": 10.0, "tokens": 400, "answers": answers}
-    return Point(way=way, devices=devices, **{**usual, **changes})
+    return Point(method=method, devices=devices, **{**usual, **changes})
 
 
 def by_rank(values, share):
@@ -49,8 +49,8 @@ def test_fewer_than_twenty_answers_have_no_percentile():
     assert few.n == 19
     assert few.token_ms is few.first_token_ms is None
     assert few.holds(1.0) is None
-    assert str(carried("stream", [few], 1.0)) == "–"
-    assert str(carried("stream", [few, figures(point(4, [50.0] * 20))], 1.0)) == "≥ 4"
+    assert str(capacity("stream", [few], 1.0)) == "–"
+    assert str(capacity("stream", [few, figures(point(4, [50.0] * 20))], 1.0)) == "≥ 4"
 
 
 def test_the_figures_of_a_point():
@@ -66,6 +66,13 @@ def test_the_figures_of_a_point():
 def test_an_answer_that_failed_is_no_answer_and_no_point_holds_with_one():
     failed = TimedAnswer(device=1, prompt=0, asked_s=2.0, error="busy")
     answers = [*(answer(0.04) for _ in range(30)), failed]
+    result = figures(point(2, [], answers=answers))
+    assert (result.n, result.failed) == (30, 1)
+    assert not result.holds(0.1)
+
+
+def test_an_answer_without_a_token_has_failed():
+    answers = [*(answer(0.04) for _ in range(30)), answer(0.04, arrivals=[])]
     result = figures(point(2, [], answers=answers))
     assert (result.n, result.failed) == (30, 1)
     assert not result.holds(0.1)
@@ -99,7 +106,7 @@ def test_the_search_finds_every_limit(most):
     measured = [
         figures(point(count, [50.0 if holds else 150.0] * 20)) for count, holds in held.items()
     ]
-    result = carried("stream", measured, 0.1)
+    result = capacity("stream", measured, 0.1)
     assert (result.devices, result.at_least) == (min(most, 16), most >= 16)
     assert str(result) == ("≥ 16" if most >= 16 else str(most))
     assert max(held) <= max(1, min(16, 2 * most))  # no edge is loaded beyond the first limit
@@ -109,7 +116,7 @@ def test_nothing_above_the_first_limit_counts():
     """A larger number that happens to hold is luck, or the machine's noise."""
     times = {1: 50.0, 2: 120.0, 4: 90.0}
     measured = [figures(point(count, [ms] * 20)) for count, ms in times.items()]
-    assert str(carried("stream", measured, 0.1)) == "1"
+    assert str(capacity("stream", measured, 0.1)) == "1"
 
 
 def test_the_ninetieth_percentile_decides():
@@ -119,10 +126,21 @@ def test_the_ninetieth_percentile_decides():
 
 def test_nothing_is_drawn_of_fewer_than_twenty_answers(tmp_path):
     path = tmp_path / "load.png"
-    assert not draw(path, [figures(point(1, [50.0] * 19))], 0.1, "no delay")
+    assert not draw(path, [figures(point(1, [50.0] * 19))], 0.1, "the link as it is")
     assert not path.exists()
     many = [figures(point(2, [50.0] * 20))]
-    assert draw(path, [figures(point(1, [50.0] * 19)), *many], 0.1, "no delay")
+    assert draw(path, [figures(point(1, [50.0] * 19)), *many], 0.1, "the link as it is")
     alone = path.read_bytes()
-    assert draw(path, many, 0.1, "no delay")
+    assert draw(path, many, 0.1, "the link as it is")
     assert path.read_bytes() == alone  # the point of 19 answers has left no trace
+
+
+def test_one_slow_point_does_not_hide_the_others(tmp_path):
+    """The axis ends at four times the limit, so the picture is the same for all slower points."""
+    pictures = []
+    for slow_ms in (5000.0, 9000.0):
+        path = tmp_path / f"{slow_ms}.png"
+        points = [figures(point(1, [50.0] * 20)), figures(point(1, [slow_ms] * 20, "ahead"))]
+        assert draw(path, points, 0.1, "the link as it is")
+        pictures.append(path.read_bytes())
+    assert pictures[0] == pictures[1]

@@ -1,6 +1,6 @@
-"""The ways in which a load's devices answer: a protocol, with its window or its hints.
+"""The methods by which a load's devices answer: a protocol, with its window or its hints.
 
-In:  ``stream``, ``greedy:4``, ``ahead`` or ``ahead:edge``. Out: a `Way`.
+In:  ``stream``, ``greedy:4``, ``ahead`` or ``ahead:edge``. Out: a `Method`.
 """
 
 from typing import Any
@@ -13,11 +13,11 @@ from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, STREAM, names
 from pilotfish.wire.request import AUTO, Request
 
 AHEAD = "ahead"
-SERVICE = "service"  # the only way of devices that are reached over HTTP
+SERVICE = "service"  # the only method of devices that are reached over HTTP
 
 
-class Way(Struct, frozen=True, kw_only=True):
-    """A way to answer. name: as on the command line. options: of `Device.stream`."""
+class Method(Struct, frozen=True, kw_only=True):
+    """A method to answer. name: as on the command line. options: of `Device.stream`."""
 
     name: str
     options: dict[str, Any]
@@ -29,8 +29,8 @@ class Way(Struct, frozen=True, kw_only=True):
         return protocol != STREAM and self.options.get("hints") != "edge"
 
 
-def read_way(text: str) -> Way:
-    """Read a way; raises `UnsupportedError` for one that a recorded drafter cannot follow.
+def read_method(text: str) -> Method:
+    """Read a method; raises `UnsupportedError` for one that a recorded drafter cannot follow.
 
     A recorded drafter has chains at temperature 0, without hidden states.
     """
@@ -41,6 +41,8 @@ def read_way(text: str) -> Way:
     if detail and protocol == AHEAD:
         options["hints"] = detail
     elif detail:
+        if protocol in (STREAM, AUTO):
+            raise UnsupportedError(f"{protocol} has no window: write it without {detail!r}.")
         if not detail.isascii() or not detail.isdecimal():
             raise UnsupportedError(f"{text!r} has no window; write it as greedy:4, or ahead:edge.")
         options["window"] = int(detail)
@@ -49,6 +51,8 @@ def read_way(text: str) -> Way:
         raise UnsupportedError(
             f"{protocol} needs the drafter's hidden states, and a load replays drafts only."
         )
+    if registered is not None and registered.allows_trees:
+        raise UnsupportedError(f"{protocol} drafts trees, and a load replays chains only.")
     if protocol != AUTO:
         plan(Request.from_options(options))  # fail now if an option does not fit
-    return Way(name=text, options=options)
+    return Method(name=text, options=options)
