@@ -79,7 +79,7 @@ def watch(settings: WatchSettings, clock: Clock | None = None) -> int:
         _tell_begin(settings, opened)
         listeners: list[WatchListener] = [WatchLog() if is_journal() else WatchScreen()]
         if server is not None:
-            metrics = WatchMetrics(settings.edge, opened.facts, outage=opened.outage)
+            metrics = WatchMetrics(settings.edge, opened.facts)
             server.serve(metrics.families)
             listeners.append(metrics)
         watching = Watching(
@@ -124,9 +124,9 @@ def _signals(watching: Watching) -> Iterator[list[int]]:
 
 def _tell_begin(settings: WatchSettings, opened: WatchFile) -> None:
     if opened.last >= 0:
-        missed = int(opened.silent_s // settings.every_s)
+        missed = int(opened.off_s // settings.every_s)
         _tell(
-            f"continuing the watch in {settings.out}; its last row is {opened.silent_s:.0f} s old"
+            f"continuing the watch in {settings.out}, which last ran {opened.off_s:.0f} s ago"
             + (f", so about {missed} rounds are missing" if missed else "")
         )
     else:

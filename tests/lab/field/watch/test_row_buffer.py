@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sqlite3
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -179,8 +180,9 @@ def test_an_outage_that_waits_for_the_disk_keeps_its_end(out, buffered):
     with full_disk(out, more=0):
         for number in range(40):
             add_round(buffered.rows, number)
-        buffered.rows.begin_outage(Outage(began_unix_s=1e9, began_clock_s=50.0, reason="away"))
-        buffered.rows.end_outage(1e9 + 7.0, 57.0)
+        outage = Outage(began_unix_s=1e9, began_clock_s=50.0, reason="away")
+        buffered.rows.add_outage(outage)
+        buffered.rows.add_outage(replace(outage, ended_unix_s=1e9 + 7.0, ended_clock_s=57.0))
         assert buffered.rows.waiting
     buffered.rows.flush()
     with Run.open(out) as run:
