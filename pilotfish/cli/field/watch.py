@@ -19,7 +19,6 @@ from pilotfish.cli.field.watch_screen import WatchLog, WatchScreen
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.logs import is_journal
 from pilotfish.cli.options import Commands
-from pilotfish.cli.streams import complain
 from pilotfish.device_runtime.link.link_group import LINK_LOG, load_keys
 from pilotfish.edge_runtime.metrics_server import MetricsServer
 from pilotfish.lab.field import matrix
@@ -93,6 +92,9 @@ def watch(settings: WatchSettings, clock: Clock | None = None) -> int:
         with _signals(watching) as received:
             watching.run()
     _tell_end(settings, watching)
+    lost = watching.rows.waiting + watching.rows.dropped
+    if lost:
+        raise OSError(f"{lost} rows are lost, because they could not be written to {settings.out}.")
     return _INTERRUPTED if signal.SIGINT in received else 0
 
 
@@ -135,9 +137,6 @@ def _tell_begin(settings: WatchSettings, opened: WatchFile) -> None:
 
 def _tell_end(settings: WatchSettings, watching: Watching) -> None:
     rows = watching.rows
-    lost = rows.waiting + rows.dropped
-    if lost:
-        complain(f"{lost} rows could not be written and are lost: {rows.problem}")
     report = shlex.join(["pilotfish", "field", "report", str(settings.out), "--out", "report"])
     _tell(f"{rows.written} rows were written to {settings.out}. To report them, run: {report}")
 

@@ -6,6 +6,7 @@ stay in memory, and a later `flush` opens the file again and writes them. An out
 it begins, and its end when it has ended.
 """
 
+import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -200,11 +201,12 @@ class RowBuffer:
         """Return whether it worked; after a failure the file is opened again by the next try."""
         try:
             act()
-        except (OSError, RunFileError) as error:
+        except (OSError, RunFileError, sqlite3.Error) as error:
             self.failures += 1
             self._close()
             if not self.problem:
-                self.problem = str(error)
+                refused = isinstance(error, sqlite3.Error)
+                self.problem = f"A row cannot be written: {error}." if refused else str(error)
                 self._on_disk(self.problem)
             return False
         return True

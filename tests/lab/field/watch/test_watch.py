@@ -19,6 +19,7 @@ import pytest
 from pilotfish.base.errors import ConfigError, RunFileError
 from pilotfish.cli import main
 from pilotfish.lab.field.recording import has_begun
+from pilotfish.lab.field.report.measured import read_run
 from pilotfish.lab.field.run import Run
 from pilotfish.lab.field.run_clock import on_wall_clock
 from pilotfish.lab.field.watch.watch_file import open_watch
@@ -251,6 +252,10 @@ def test_the_time_off_is_in_no_outage(edge, out, prompts):
     for start, before in zip(starts[1:], (first, second), strict=True):
         assert start.off_s == pytest.approx(EVERY_S, abs=1.0)
         assert start.clock_s - start.off_s >= before.ended_clock_s
+    link = read_run(out).history  # the report counts the time off neither as away nor as there
+    assert [end - begin for begin, end in link.pauses] == pytest.approx([EVERY_S] * 2, abs=1.0)
+    assert link.away_s == pytest.approx(sum(each.lasted_s for each in link.outages))
+    assert link.away_s < 0.1 * EVERY_S
 
 
 def test_a_kill_during_an_outage_costs_a_minute_of_it(out, prompts):
