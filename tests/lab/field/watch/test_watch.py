@@ -113,6 +113,15 @@ def test_a_file_of_another_watch_is_refused(out, prompts, changes, words):
         assert (run.facts.watch.for_s, run.facts.device) == (9 * EVERY_S, "b")
 
 
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [({"every_s": 0.0}, "--every"), ({"keep_s": 1.0}, "--keep"), ({"most_bytes": 1}, "--most-b")],
+)
+def test_bounds_that_keep_nothing_are_refused(out, prompts, bounds, words):
+    with pytest.raises(ConfigError, match=words):
+        settings_of("tcp://127.0.0.1:7077", out, prompts, **bounds)
+
+
 def test_a_file_that_another_watch_writes_is_refused(out, prompts):
     """It may end, so systemd tries again: the exit code is not that of the configuration."""
     settings = settings_of("tcp://127.0.0.1:7077", out, prompts)
