@@ -39,7 +39,7 @@ def modes(folder: Path) -> dict[str, int]:
 def test_a_run_file_and_what_lies_beside_it_while_it_is_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     with Recorder.create(tmp_path / "run", facts()) as recorder:
-        recorder.add_start(())
+        recorder.change_facts(starts=())
         during = modes(tmp_path)
     assert during == {".": 0o755, "run": 0o600, "run-wal": 0o600, "run-shm": 0o600}
     with Recorder.resume(tmp_path / "run"):

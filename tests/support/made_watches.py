@@ -115,7 +115,7 @@ def recorded_watch(path, rounds, *, seed=0, device="jetson-north", away=(), off=
             ends = {}
             if not (open_outage and (begin, end) == away[-1]):
                 ends = {"ended_unix_s": BEGAN_UNIX_S + last, "ended_clock_s": last}
-            recorder.begin_outage(
+            recorder.add_outage(
                 Outage(began_unix_s=BEGAN_UNIX_S + first, began_clock_s=first,
                        reason="The edge did not answer within 2 s.", **ends)
             )  # fmt: skip

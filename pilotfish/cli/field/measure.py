@@ -198,7 +198,7 @@ def _record(
         recorder = Recorder.resume(arguments.out)
     with recorder:
         if resumed is not None:
-            recorder.add_start([*resumed.starts, *facts.starts])
+            recorder.change_facts(starts=[*resumed.starts, *facts.starts])
         cells = matrix.remaining(settings, recorder.finished_cells())
         warm_up = list(matrix.warm_up(settings))
         with ProgressDisplay() as display:

@@ -19,7 +19,6 @@ from pilotfish.cli.field.watch_screen import WatchLog, WatchScreen
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.logs import is_journal
 from pilotfish.cli.options import Commands
-from pilotfish.cli.streams import complain
 from pilotfish.device_runtime.link.link_group import LINK_LOG, load_keys
 from pilotfish.edge_runtime.metrics_server import MetricsServer
 from pilotfish.lab.field import matrix
@@ -79,7 +78,7 @@ def watch(settings: WatchSettings, clock: Clock | None = None) -> int:
         _tell_begin(settings, opened)
         listeners: list[WatchListener] = [WatchLog() if is_journal() else WatchScreen()]
         if server is not None:
-            metrics = WatchMetrics(settings.edge, opened.facts, outage=opened.outage)
+            metrics = WatchMetrics(settings.edge, opened.facts)
             server.serve(metrics.families)
             listeners.append(metrics)
         watching = Watching(
@@ -93,6 +92,9 @@ def watch(settings: WatchSettings, clock: Clock | None = None) -> int:
         with _signals(watching) as received:
             watching.run()
     _tell_end(settings, watching)
+    lost = watching.rows.waiting + watching.rows.dropped
+    if lost:
+        raise OSError(f"{lost} rows are lost, because they could not be written to {settings.out}.")
     return _INTERRUPTED if signal.SIGINT in received else 0
 
 
@@ -124,9 +126,9 @@ def _signals(watching: Watching) -> Iterator[list[int]]:
 
 def _tell_begin(settings: WatchSettings, opened: WatchFile) -> None:
     if opened.last >= 0:
-        missed = int(opened.silent_s // settings.every_s)
+        missed = int(opened.off_s // settings.every_s)
         _tell(
-            f"continuing the watch in {settings.out}; its last row is {opened.silent_s:.0f} s old"
+            f"continuing the watch in {settings.out}, which last ran {opened.off_s:.0f} s ago"
             + (f", so about {missed} rounds are missing" if missed else "")
         )
     else:
@@ -135,9 +137,6 @@ def _tell_begin(settings: WatchSettings, opened: WatchFile) -> None:
 
 def _tell_end(settings: WatchSettings, watching: Watching) -> None:
     rows = watching.rows
-    lost = rows.waiting + rows.dropped
-    if lost:
-        complain(f"{lost} rows could not be written and are lost: {rows.problem}")
     report = shlex.join(["pilotfish", "field", "report", str(settings.out), "--out", "report"])
     _tell(f"{rows.written} rows were written to {settings.out}. To report them, run: {report}")
 

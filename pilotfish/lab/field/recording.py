@@ -12,6 +12,7 @@ database. So a closed run is a single file.
 An advisory lock admits one writer at a time. The lock ends with the writer's process.
 """
 
+import math
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,7 +31,7 @@ from pilotfish.lab.field.link_rows import (
     Outage,
     Probe,
 )
-from pilotfish.lab.field.run import Answer, Cell, Configuration, Facts, Start
+from pilotfish.lab.field.run import Answer, Cell, Configuration, Facts
 from pilotfish.lab.field.run_file import (
     CLOCK,
     FORMAT,
@@ -49,6 +50,12 @@ from pilotfish.lab.runs import WriterLock
 from pilotfish.wire.protocols import STREAM, counters
 
 _DAMAGE = sqlite3.DatabaseError
+# by table, the time of a row by which `Recorder.forget` decides: an outage that has not ended stays
+_TIMES = {
+    "answers": "clock_s",
+    "probes": "clock_s",
+    "outages": "ifnull(ended_clock_s, 9e999)",
+}
 
 
 class AnswerWriter(Protocol):
@@ -137,16 +144,13 @@ class Recorder:
         with suppress(sqlite3.DatabaseError):  # the rows are on the disk; only the log grows
             self._merge_log()
 
-    def add_start(self, starts: Sequence[Start]) -> None:
-        """Record all starts of the measurement, including a new one."""
-        self.change_facts(starts=starts)
-
     def change_facts(self, **values: Any) -> None:
         """Change these facts of the run, by name."""
         with self._writing() as database:
             database.executemany(
-                "UPDATE facts SET value = ? WHERE name = ?",
-                [(_json(value), name) for name, value in values.items()],
+                "INSERT INTO facts VALUES (?, ?) "
+                "ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+                [(name, _json(value)) for name, value in values.items()],
             )
 
     def finished_cells(self) -> set[Cell]:
@@ -228,16 +232,30 @@ class Recorder:
             values[name] = None if values[name] is None else _json(values[name])
         return self._insert("probes", values)
 
-    def begin_outage(self, outage: Outage) -> int:
-        """Record an outage, also one that has ended; return its id, which `end_outage` needs."""
-        return self._insert("outages", {name: getattr(outage, name) for name in OUTAGE_COLUMNS})
+    def add_outage(self, outage: Outage) -> int:
+        """Record an outage when it begins, and again when it has ended; return its id.
 
-    def end_outage(self, outage: int, unix_s: float, clock_s: float) -> None:
-        """Record the end of an outage by both clocks."""
+        The begin by the run's clock names the outage. If the newest outage of the file is another
+        one, the begin is not in the file, so the outage is recorded whole.
+        """
+        row = self._database.execute(
+            "SELECT id, began_clock_s FROM outages ORDER BY id DESC LIMIT 1"
+        ).fetchone()
+        if row is None or row[1] != outage.began_clock_s:
+            values = {name: getattr(outage, name) for name in OUTAGE_COLUMNS}
+            return self._insert("outages", values)
+        number = int(row[0])
+        if outage.ended_clock_s is not None:
+            self.end_outages(outage.ended_unix_s, outage.ended_clock_s, since=number)
+        return number
+
+    def end_outages(self, unix_s: float | None, clock_s: float, *, since: int = 0) -> None:
+        """Record this end, by both clocks, of all outages without an end. since: the first id."""
         with self._writing() as database:
             database.execute(
-                "UPDATE outages SET ended_unix_s = ?, ended_clock_s = ? WHERE id = ?",
-                (unix_s, clock_s, outage),
+                "UPDATE outages SET ended_unix_s = ?, ended_clock_s = ? "
+                "WHERE id >= ? AND ended_clock_s IS NULL",
+                (unix_s, clock_s, since),
             )
 
     def _insert(self, table: str, values: dict[str, Any]) -> int:
@@ -253,10 +271,11 @@ class Recorder:
         return cursor.lastrowid
 
     def forget(self, before_clock_s: float) -> None:
-        """Delete what began before this time of the run's clock, and ended outages; facts stay.
+        """Delete answers and probes that began, and outages that ended, before this time.
 
-        Later rows take the space, so the file does not become smaller. Rows have ascending times,
-        so this reads only what it deletes, and not the whole file of a month.
+        It is a time by the run's clock. Facts and an outage without an end stay. Later rows take
+        the space, so the file does not become smaller. Rows have ascending times, so this reads
+        only what it deletes, and not the whole file of a month.
         """
         with self._writing() as database:
             answer = self._first_since("answers", before_clock_s)
@@ -265,12 +284,14 @@ class Recorder:
             database.execute("DELETE FROM answers WHERE id < ?", (answer,))
             probe = self._first_since("probes", before_clock_s)
             database.execute("DELETE FROM probes WHERE id < ?", (probe,))
-            database.execute("DELETE FROM outages WHERE ended_clock_s < ?", (before_clock_s,))
+            outage = self._first_since("outages", before_clock_s)
+            database.execute("DELETE FROM outages WHERE id < ?", (outage,))
 
     def _first_since(self, table: str, clock_s: float) -> int:
         """Return the id of the first row since this time; without such a row, the next id."""
         row = self._database.execute(
-            f"SELECT coalesce((SELECT id FROM {table} WHERE clock_s >= ? ORDER BY id LIMIT 1), "
+            "SELECT coalesce("
+            f"(SELECT id FROM {table} WHERE {_TIMES[table]} >= ? ORDER BY id LIMIT 1), "
             f"(SELECT max(id) + 1 FROM {table}), 0)",
             (clock_s,),
         ).fetchone()
@@ -281,16 +302,20 @@ class Recorder:
         return self._number("SELECT max(clock_s) FROM probes")
 
     def oldest_s(self) -> float | None:
-        """Return the time of the oldest answer or probe by the run's clock; None without rows."""
-        return self._number(
-            "SELECT min(clock_s) FROM (SELECT min(clock_s) AS clock_s FROM answers "
-            "UNION ALL SELECT min(clock_s) FROM probes)"
-        )
+        """Return the time of the oldest row that `forget` deletes; None without such a row.
+
+        It is the begin of an answer or a probe, or the end of an outage, by the run's clock.
+        """
+        times = [
+            self._number(f"SELECT {time} FROM {table} WHERE id = (SELECT min(id) FROM {table})")
+            for table, time in _TIMES.items()
+        ]
+        return min((time for time in times if time is not None and time < math.inf), default=None)
 
     def _number(self, query: str) -> float | None:
         with reporting_damage(self.path):
-            value: float | None = self._database.execute(query).fetchone()[0]
-        return value
+            row = self._database.execute(query).fetchone()
+        return None if row is None else row[0]
 
     @property
     def in_place(self) -> bool:

@@ -137,7 +137,8 @@ class Start:
     """One start of a run: the first start, or a resumption.
 
     Host: the host's facts then. clock_s, boot_id, boot_s: the same moment by the run's clock, and
-    by the seconds since a boot (`run_clock.Moment`).
+    by the seconds since a boot (`run_clock.Moment`). off_s: of a watch, the seconds before this
+    start in which nothing tells that it ran.
     """
 
     unix_s: float
@@ -145,6 +146,7 @@ class Start:
     clock_s: float = 0.0
     boot_id: str = ""
     boot_s: float = 0.0
+    off_s: float = 0.0
 
     @property
     def moment(self) -> Moment:
@@ -185,7 +187,9 @@ class Facts:
     """The facts of a whole run.
 
     energy: rails of the power sensor; None without a sensor. device: the device's name; "" in old
-    files. watch: the schedule of a `field watch`; None for a run of `field measure`.
+    files. watch: the schedule of a `field watch`; None for a run of `field measure`. alive_unix_s,
+    alive_clock_s: when a watch last wrote that it runs, by both clocks; it writes so during an
+    outage, which has no rows, and when it stops.
     """
 
     software: str  # name and version, for example "pilotfish 0.2.0"
@@ -201,6 +205,8 @@ class Facts:
     energy: str | None
     device: str = ""
     watch: Watch | None = None
+    alive_unix_s: float | None = None
+    alive_clock_s: float | None = None
 
     @property
     def host(self) -> dict[str, Any]:
@@ -281,6 +287,14 @@ _ANSWER_COLUMNS = [
 _ROUND_COLUMNS = (
     "at_s, protocol, start, window, nodes, accepted, tokens, uplink_bytes, downlink_bytes, "
     + ", ".join(f"{stage}_s" for stage in STAGES)
+)
+# the end of the newest row; an answer's time to its end is unknown if it was cut off
+_LAST_MOMENT = (
+    "SELECT started_unix_s + ifnull(total_s, 0), clock_s + ifnull(total_s, 0) FROM answers "
+    "WHERE clock_s IS NOT NULL "
+    "UNION ALL SELECT began_unix_s + took_s, clock_s + took_s FROM probes "
+    "UNION ALL SELECT ifnull(ended_unix_s, began_unix_s), ifnull(ended_clock_s, began_clock_s) "
+    "FROM outages ORDER BY 2 DESC LIMIT 1"
 )
 
 
@@ -397,19 +411,21 @@ class Run:
             return [msgspec.convert(tuple(row), tuple[float, float]) for row in rows]
 
     def last_moment(self) -> Moment:
-        """Return the moment of the newest row, or of the last start, by all clocks."""
-        start = self.facts.starts[-1].moment
-        newest = start.unix_s, start.clock_s
+        """Return the last moment at which the file tells that the run ran, by all clocks.
+
+        It is the end of the newest row, the last start, or `Facts.alive_clock_s`.
+        """
+        facts, start = self.facts, self.facts.starts[-1].moment
+        moments = [(start.unix_s, start.clock_s)]
+        if facts.alive_unix_s is not None and facts.alive_clock_s is not None:
+            moments.append((facts.alive_unix_s, facts.alive_clock_s))
         if self._has_link_tables:
             with reporting_damage(self.path):
-                rows = self._database.execute(
-                    "SELECT started_unix_s, clock_s FROM answers WHERE clock_s IS NOT NULL "
-                    "UNION ALL SELECT began_unix_s, clock_s FROM probes "
-                    "UNION ALL SELECT ended_unix_s, ended_clock_s FROM outages "
-                    "WHERE ended_clock_s IS NOT NULL ORDER BY 2 DESC LIMIT 1"
-                ).fetchall()
-                newest = max([newest, *(tuple(row) for row in rows)], key=lambda row: row[1])
-        unix_s, clock_s = newest
+                moments += [
+                    msgspec.convert(tuple(row), tuple[float, float])
+                    for row in self._database.execute(_LAST_MOMENT)
+                ]
+        unix_s, clock_s = max(moments, key=lambda moment: moment[1])
         return Moment(
             unix_s=unix_s,
             clock_s=clock_s,

@@ -86,9 +86,13 @@ def continued_s(last: Moment, now_unix_s: float, now_boot_id: str, now_boot_s: f
 
 @dataclass(frozen=True, kw_only=True)
 class ClockStep:
-    """A setting of the wall clock: at this time of the run's clock it moved by so many seconds."""
+    """A setting of the wall clock, which moved it by so many seconds.
+
+    clock_s, unix_s: the first row after it, by the run's clock and by `WallTimes.unix_s`.
+    """
 
     clock_s: float
+    unix_s: float
     by_s: float
 
 
@@ -112,16 +116,17 @@ def on_wall_clock(clock_s: Sequence[float], unix_s: Sequence[float]) -> WallTime
     offset = unix - clock
     moved, passed = np.diff(offset), np.diff(clock)
     is_step = np.abs(moved) > np.maximum(_STEP_S, _RATE * passed)
-    steps = [
-        ClockStep(clock_s=float(clock[at + 1]), by_s=float(moved[at]))
-        for at in np.flatnonzero(is_step)
-    ]
     span = np.concatenate(([0], np.cumsum(is_step)))
     held = _held_longest(clock, offset, span)
     held_rows = np.flatnonzero(held)
     # a row under another setting takes the offset of the nearest row under that setting
     nearest = held_rows[_nearest(held_rows, len(clock))]
-    return WallTimes(unix_s=np.where(held, unix, clock + offset[nearest]), steps=steps)
+    wall = np.where(held, unix, clock + offset[nearest])
+    steps = [
+        ClockStep(clock_s=float(clock[at]), unix_s=float(wall[at]), by_s=float(moved[at - 1]))
+        for at in np.flatnonzero(is_step) + 1
+    ]
+    return WallTimes(unix_s=wall, steps=steps)
 
 
 def _held_longest(

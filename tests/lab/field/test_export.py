@@ -63,9 +63,8 @@ def watched(tmp_path_factory):
             )
         )  # fmt: skip
         jumped = {"began_unix_s": 1.8e9 + 7200, "began_clock_s": 3600.0, "reason": 'a "line"\nmore'}
-        number = recorder.begin_outage(Outage(**jumped))
-        recorder.end_outage(number, 1.8e9 + 7230, 3630.0)
-        recorder.begin_outage(Outage(began_unix_s=1.8e9 + 7260, began_clock_s=3660.0))
+        recorder.add_outage(Outage(**jumped, ended_unix_s=1.8e9 + 7230, ended_clock_s=3630.0))
+        recorder.add_outage(Outage(began_unix_s=1.8e9 + 7260, began_clock_s=3660.0))
     return path
 
 

@@ -47,7 +47,7 @@ def path(tmp_path: Path) -> Path:
         for at in (3.0, 400.0):
             recorder.add_probe(probe(at, np.random.default_rng(0)))
         ends = {"ended_unix_s": 30.0, "ended_clock_s": 20.0}
-        recorder.begin_outage(Outage(began_unix_s=20.0, began_clock_s=10.0, reason="away", **ends))
+        recorder.add_outage(Outage(began_unix_s=20.0, began_clock_s=10.0, reason="away", **ends))
     return path
 
 

@@ -126,7 +126,7 @@ def test_a_line_of_too_few_points_is_left_out_of_its_picture(tmp_path):
 def test_a_watch_that_never_reached_its_edge_is_reported(tmp_path):
     path = tmp_path / "away.pilotfish"
     with Recorder.create(path, facts()) as recorder:
-        recorder.begin_outage(Outage(began_unix_s=1.8e9, began_clock_s=5.0, reason="refused"))
+        recorder.add_outage(Outage(began_unix_s=1.8e9, began_clock_s=5.0, reason="refused"))
     run = read_run(path)
     gallery = draw([run], tmp_path)
     assert not any(getattr(gallery, kind) for kind in KINDS)

@@ -14,6 +14,7 @@ import pytest
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.cli import main
+from pilotfish.lab.field.recording import Recorder
 from pilotfish.lab.field.report import clock_axis, link_plots, link_tables, quantity_plots
 from pilotfish.lab.field.report.distribution_plots import compare_distributions
 from pilotfish.lab.field.report.measured import read_run, with_unique_names
@@ -149,6 +150,30 @@ def test_a_bound_is_marked_by_its_sign(north):
 
 def test_every_reading_of_the_link_has_a_name_and_a_unit():
     assert list(READINGS) == [field.name for field in fields(LinkState)]
+
+
+def test_a_restart_of_seconds_is_time_off(tmp_path):
+    """Time off is known from the starts, and not only from a lack of rows."""
+    path = recorded_watch(tmp_path / "x.pilotfish", 12, away=[(3, 5)], steps=[(2, 7200.0)])
+    with Recorder.resume(path) as recorder:
+        first = read_run(path).facts.starts[0]
+        again = replace(first, unix_s=first.unix_s + 9999, clock_s=6 * EVERY_S - 10.0, off_s=120.0)
+        recorder.change_facts(starts=[first, again])
+    link = read_run(path).history
+    ((begin, end),) = link.pauses
+    assert (begin - link.began_s, end - link.began_s) == (6 * EVERY_S - 130.0, 6 * EVERY_S - 10.0)
+    assert link.observed_s == 12 * EVERY_S - 120.0
+    assert link.available == 1.0 - (2 * EVERY_S - 23.0) / link.observed_s
+
+
+def test_an_outage_at_the_end_lasts_as_long_as_the_watch_says(tmp_path):
+    """The watch has no rows during an outage, but it writes that it runs."""
+    path = recorded_watch(tmp_path / "x.pilotfish", 12, away=[(9, 13)], open_outage=True)
+    until_s = 11.5 * EVERY_S
+    with Recorder.resume(path) as recorder:
+        recorder.change_facts(alive_unix_s=BEGAN_UNIX_S + until_s, alive_clock_s=until_s)
+    (outage,) = read_run(path).history.outages
+    assert (outage.ended, outage.ended_s) == (False, BEGAN_UNIX_S + until_s)
 
 
 def test_the_table_has_the_ten_longest_outages(tmp_path):

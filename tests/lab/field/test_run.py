@@ -286,8 +286,10 @@ def test_probes_outages_and_rtts_come_out_as_they_went_in(path):
     with Recorder.create(path, FACTS) as recorder:
         recorder.add_probe(PROBE)
         recorder.add_probe(bare := Probe(began_unix_s=1.8e9, clock_s=600.0, took_s=0.1, lost=10))
-        ended, open_still = recorder.begin_outage(OUTAGE), recorder.begin_outage(OUTAGE)
-        recorder.end_outage(ended, 1.8e9 + 60, 370.0)
+        ended = replace(OUTAGE, ended_unix_s=1.8e9 + 60, ended_clock_s=370.0)
+        assert recorder.add_outage(OUTAGE) == recorder.add_outage(ended)
+        open_still = replace(OUTAGE, began_clock_s=380.0)
+        recorder.add_outage(open_still)
         number = recorder.begin(replace(requests(), clock_s=301.5))
         recorder.add_rtts(number, [RttSample(0.1, 0.02), RttSample(0.2, 0.03)])
         recorder.end(number, finished=True)
@@ -295,8 +297,7 @@ def test_probes_outages_and_rtts_come_out_as_they_went_in(path):
         assert [replace(probe, id=0) for probe in run.probes()] == [PROBE, bare]
         first, second = run.outages()
         (answer,) = run.answers()
-    assert first == replace(OUTAGE, id=ended, ended_unix_s=1.8e9 + 60, ended_clock_s=370.0)
-    assert second == replace(OUTAGE, id=open_still)
+    assert (first, second) == (replace(ended, id=1), replace(open_still, id=2))
     assert (answer.clock_s, answer.rtts) == (301.5, [(0.1, 0.02), (0.2, 0.03)])
 
 
@@ -305,8 +306,8 @@ def test_what_is_old_is_deleted_and_its_space_is_used_again(path):
         wanted = replace(requests(repeat=repeat), clock_s=float(repeat))
         number = recorder.begin(wanted)
         recorder.add_probe(replace(PROBE, clock_s=float(repeat)))
-        outage = recorder.begin_outage(replace(OUTAGE, began_clock_s=float(repeat)))
-        recorder.end_outage(outage, 1.8e9, repeat + 0.5)
+        ends = {"ended_unix_s": 1.8e9, "ended_clock_s": repeat + 0.5}
+        recorder.add_outage(replace(OUTAGE, began_clock_s=float(repeat), **ends))
         for at in range(10):
             recorder.add_round(number, at, 0.1, a_round(at))
         recorder.add_rtts(number, [RttSample(0.1, 0.02)] * 10)
@@ -328,7 +329,7 @@ def test_what_is_old_is_deleted_and_its_space_is_used_again(path):
         assert [probe.clock_s for probe in probes] == [*range(50, 140)]
         assert len(list(run.outages())) == 90
         assert all(len(answer.rtts) == len(answer.rounds) == 10 for answer in answers)
-        assert run.last_moment().clock_s == 139.5
+        assert run.last_moment().clock_s == 139.0 + PROBE.took_s
 
 
 def test_deleting_reads_only_what_it_deletes(path):
@@ -367,7 +368,7 @@ def test_nothing_is_overwritten(written):
 def test_a_start_is_noted(written):
     again = Start(unix_s=9.0, host={"power_mode": "MAXN"})
     with Recorder.resume(written) as recorder:
-        recorder.add_start([*FACTS.starts, again])
+        recorder.change_facts(starts=[*FACTS.starts, again])
     with Run.open(written) as run:
         assert run.facts.starts == (*FACTS.starts, again)
         assert run.facts.host == FACTS.starts[0].host

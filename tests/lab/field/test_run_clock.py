@@ -61,6 +61,7 @@ def test_the_setting_that_held_longest_counts():
     times = on_wall_clock(clock, unix)
     assert np.allclose(times.unix_s, NOON + clock)
     assert [step.clock_s for step in times.steps] == [900, 12000, 15000, 21000, 22500]
+    assert [step.unix_s - NOON for step in times.steps] == [900, 12000, 15000, 21000, 22500]
     assert [step.by_s for step in times.steps] == [1.7e9, 7200, -7200, -10800, 10800]
 
 

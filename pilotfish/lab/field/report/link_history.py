@@ -4,7 +4,7 @@ In: the rows of a run file. Out: a `LinkHistory`. All times are Unix seconds by 
 device's wall clock which held longest (`field.run_clock`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
@@ -63,8 +63,9 @@ class LinkHistory:
     source first. lost: pings without a reply. estimates: the device's estimates by the names of
     `QUANTITIES`. goodput, bounds: probes' goodput in Mbit/s by direction, and those values that
     are only lower bounds. outages, pauses: times when the edge was away, and when nothing was
-    measured. longest_s: longest time without a row that is no pause. steps: settings of the wall
-    clock. answers_s: begins of the counted answers, in their order.
+    measured; a time in which a watch was off is a pause, however short. longest_s: longest time
+    without a row that is no pause. steps: settings of the wall clock. answers_s: begins of the
+    counted answers, in their order.
     """
 
     began_s: float
@@ -154,6 +155,8 @@ def history(
         ]
     ).reshape(-1, 2)
     last_s = float(spans[:, 1].max()) if len(spans) else facts.starts[0].unix_s
+    if facts.alive_clock_s is not None and (alive_s := clock.at(facts.alive_clock_s)) is not None:
+        last_s = max(last_s, alive_s)
     absences = [
         Absence(
             began_s=float(begin),
@@ -184,7 +187,7 @@ def history(
         goodput=_goodput(probes, clock.probes, bound=False),
         bounds=_goodput(probes, clock.probes, bound=True),
         outages=sorted(absences, key=lambda absence: absence.began_s),
-        pauses=_pauses(spans, longest_s),
+        pauses=_united([*_pauses(spans, longest_s), *_off(facts, clock, first_s, ended_s)]),
         longest_s=longest_s,
         steps=clock.steps,
         traffic=_traffic(counted, probes),
@@ -204,6 +207,29 @@ def _pauses(spans: Array, longest_s: float) -> list[tuple[float, float]]:
     covered = np.maximum.accumulate(spans[:, 1]) if len(spans) else spans[:, 1]
     at = np.flatnonzero(spans[1:, 0] - covered[:-1] > longest_s)
     return [(float(covered[row]), float(spans[row + 1, 0])) for row in at]
+
+
+def _off(
+    facts: Facts, clock: RowTimes, first_s: float, last_s: float
+) -> Iterator[tuple[float, float]]:
+    """Yield the times between the first and the last row in which a watch was off."""
+    for start in facts.starts:
+        begin, end = clock.at(start.clock_s - start.off_s), clock.at(start.clock_s)
+        if begin is not None and end is not None and start.off_s > 0:
+            begin, end = max(begin, first_s), min(end, last_s)
+            if begin < end:
+                yield begin, end
+
+
+def _united(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return spans that do not overlap, ascending."""
+    united: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if united and begin <= united[-1][1]:
+            united[-1] = united[-1][0], max(united[-1][1], end)
+        else:
+            united.append((begin, end))
+    return united
 
 
 def _rtts(

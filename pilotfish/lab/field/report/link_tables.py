@@ -156,7 +156,7 @@ def clock_steps(run: MeasuredRun) -> str:
     if not steps:
         return ""
     texts = [
-        f"by {'+' if step.by_s > 0 else '−'}{duration(abs(step.by_s))} at {utc(step.clock_s)}"
+        f"by {'+' if step.by_s > 0 else '−'}{duration(abs(step.by_s))} at {utc(step.unix_s)}"
         for step in steps[:_MOST_STEPS]
     ]
     rest = ", …" if len(steps) > _MOST_STEPS else ""

@@ -145,7 +145,7 @@ def _link_json(history: LinkHistory) -> dict[str, Any]:
             for outage in history.outages
         ],
         "pauses": [{"began_unix_s": begin, "ended_unix_s": end} for begin, end in history.pauses],
-        "clock_steps": [{"unix_s": step.clock_s, "by_s": step.by_s} for step in history.steps],
+        "clock_steps": [{"unix_s": step.unix_s, "by_s": step.by_s} for step in history.steps],
         "bytes": asdict(history.traffic),
         "power_w": history.power_w,
     }

@@ -6,7 +6,7 @@ import numpy as np
 
 from pilotfish.lab.field.link_rows import Outage, Probe
 from pilotfish.lab.field.run import Answer
-from pilotfish.lab.field.run_clock import ClockStep, on_wall_clock
+from pilotfish.lab.field.run_clock import on_wall_clock
 
 
 class RowTimes:
@@ -32,12 +32,17 @@ class RowTimes:
         wall = on_wall_clock(*pairs[known].T)
         at = pairs[:, 1].copy()
         at[known] = wall.unix_s
-        offset = wall.unix_s[0] - pairs[known[0], 0] if len(known) else 0.0
+        self._clock_s, self._unix_s = pairs[known, 0], wall.unix_s
         self.answers, self.probes, begins, ends = np.split(
             at, np.cumsum([len(every), len(probes), len(outages)])
         )
         # an outage without an end is as long as the file tells, at least until it began
         self.outages = np.stack([begins, np.where(np.isnan(ends), begins, ends)], axis=1)
-        self.steps = [
-            ClockStep(clock_s=step.clock_s + float(offset), by_s=step.by_s) for step in wall.steps
-        ]
+        self.steps = wall.steps
+
+    def at(self, clock_s: float) -> float | None:
+        """Return a time by the run's clock as one by the wall clock; None if no row has both."""
+        if not len(self._clock_s):
+            return None
+        row = max(0, int(np.searchsorted(self._clock_s, clock_s, side="right")) - 1)
+        return float(self._unix_s[row] + clock_s - self._clock_s[row])

@@ -2,9 +2,11 @@
 
 In: answers, probes and outages, as `Recorder` takes them. Out: the run file. An answer is written
 when it has ended, in one transaction. If a write fails (a full, removed or broken disk), the rows
-stay in memory, and a later `flush` opens the file again and writes them.
+stay in memory, and a later `flush` opens the file again and writes them. An outage is written when
+it begins, and its end when it has ended.
 """
 
+import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,7 +20,9 @@ from pilotfish.lab.field.run import Answer
 
 _Row: TypeAlias = Callable[[Recorder], None]
 
-MOST_ROWS = 4096  # rows in memory: a day at one round a minute; older ones are dropped
+# Rows in memory; older ones are dropped. A round of a probe and three answers has 4 rows, so these
+# are 1,024 rounds: three and a half days at one round every five minutes.
+MOST_ROWS = 4096
 
 
 class _UnwrittenAnswer:
@@ -39,13 +43,38 @@ class _UnwrittenAnswer:
         recorder.end(number, **self.columns)
 
 
+class _UnwrittenOutage:
+    """An outage that has begun, or has ended."""
+
+    def __init__(self, outage: Outage) -> None:
+        self.outage = outage
+
+    def __call__(self, recorder: Recorder) -> None:
+        """Write the outage, or its end if the file has its begin."""
+        recorder.add_outage(self.outage)
+
+    def names(self, outage: Outage | None) -> bool:
+        """Return whether this is the same outage, at its begin or its end."""
+        return outage is not None and outage.began_clock_s == self.outage.began_clock_s
+
+
+class _UnwrittenFacts:
+    """Facts of the run that have changed."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __call__(self, recorder: Recorder) -> None:
+        """Write the facts."""
+        recorder.change_facts(**self._values)
+
+
 class RowBuffer:
     """The rows that the disk does not have yet; takes the rows of answers like a `Recorder`.
 
     reopen: opens the file again after a write has failed. on_disk: called with the problem when a
     write fails for the first time, and with "" when all rows are on the disk again. check_answer:
-    called before a finished answer is kept; if it raises an error, the answer is not kept. outage:
-    the id of an outage in the file that has not ended.
+    called before a finished answer is kept; if it raises an error, the answer is not kept.
     """
 
     def __init__(
@@ -54,12 +83,12 @@ class RowBuffer:
         reopen: Callable[[], Recorder],
         *,
         on_disk: Callable[[str], None] = lambda problem: None,
-        outage: int | None = None,
     ) -> None:
         self._recorder: Recorder | None = recorder
         self._reopen = reopen
         self._on_disk = on_disk
-        self._outage = outage
+        self._open: Outage | None = None  # the file has its begin, but not its end
+        self._alive: dict[str, float] | None = None
         self._rows: deque[_Row] = deque()
         self._running: _UnwrittenAnswer | None = None
         self.check_answer: Callable[[], None] = lambda: None
@@ -99,33 +128,40 @@ class RowBuffer:
         """Write a probe."""
         self._add(lambda recorder: _ignore(recorder.add_probe(probe)))
 
-    def begin_outage(self, outage: Outage) -> None:
-        """Write an outage that has not ended."""
-
-        def write(recorder: Recorder) -> None:
-            self._outage = recorder.begin_outage(outage)
-
-        self._add(write)
-
-    def end_outage(self, unix_s: float, clock_s: float) -> None:
-        """Write the end of the last outage by both clocks."""
-
-        def write(recorder: Recorder) -> None:
-            if self._outage is not None:
-                recorder.end_outage(self._outage, unix_s, clock_s)
-
-        self._add(write)
+    def add_outage(self, outage: Outage) -> None:
+        """Write an outage when it begins, and again when it has ended."""
+        for row in self._rows:
+            if isinstance(row, _UnwrittenOutage) and row.names(outage):
+                row.outage = outage  # the begin still waits, so the outage is written whole
+                self.flush()
+                return
+        self._add(_UnwrittenOutage(outage))
 
     def change_facts(self, **values: Any) -> None:
         """Write facts of the run."""
-        self._add(lambda recorder: recorder.change_facts(**values))
+        self._add(_UnwrittenFacts(values))
+
+    def note_alive(self, unix_s: float, clock_s: float) -> None:
+        """Write that the watch runs at this time, by both clocks; only the newest time is kept."""
+        self._alive = {"alive_unix_s": unix_s, "alive_clock_s": clock_s}
+        self.flush()
 
     def _add(self, row: _Row) -> None:
         self._rows.append(row)
         if len(self._rows) > MOST_ROWS:
-            self._rows.popleft()
+            at = next(at for at, each in enumerate(self._rows) if not self._must_stay(each))
+            del self._rows[at]
             self.dropped += 1
         self.flush()
+
+    def _must_stay(self, row: _Row) -> bool:
+        """Return whether a row may not be dropped.
+
+        These are facts, and the end of an outage whose begin is in the file. There are at most two
+        of them, since the facts change once, and a file has one outage without an end.
+        """
+        is_end = isinstance(row, _UnwrittenOutage) and row.names(self._open)
+        return is_end or isinstance(row, _UnwrittenFacts)
 
     def flush(self) -> None:
         """Try to write all rows that are in memory."""
@@ -135,32 +171,42 @@ class RowBuffer:
                 return
             self._rows.popleft()
             self.written += 1
+            if isinstance(row, _UnwrittenOutage):
+                self._open = row.outage if row.outage.ended_clock_s is None else None
+        if self._alive is not None:
+            if not self._try(partial(self._write, _UnwrittenFacts(self._alive))):
+                return
+            self._alive = None
         if self.problem:
             self.problem = ""
             self._on_disk("")
 
     def tidy(self, delete: Callable[[Recorder], None]) -> None:
-        """Delete old rows from the file, unless rows wait for the disk."""
+        """Delete old rows from the file by this function, unless rows wait for the disk."""
         if not self._rows and self._recorder is not None:
             self._try(partial(delete, self._recorder))
 
     def _write(self, row: _Row) -> None:
         if self._recorder is not None and not self._recorder.in_place:
             raise OSError(f"{self._recorder.path} was moved or deleted.")
+        was_closed = self._recorder is None
         if self._recorder is None:
             self._recorder = self._reopen()
         with self._recorder.together():
+            if was_closed and self._open is not None:
+                self._recorder.add_outage(self._open)  # the file may be a new one
             row(self._recorder)
 
     def _try(self, act: Callable[[], None]) -> bool:
         """Return whether it worked; after a failure the file is opened again by the next try."""
         try:
             act()
-        except (OSError, RunFileError) as error:
+        except (OSError, RunFileError, sqlite3.Error) as error:
             self.failures += 1
             self._close()
             if not self.problem:
-                self.problem = str(error)
+                refused = isinstance(error, sqlite3.Error)
+                self.problem = f"A row cannot be written: {error}." if refused else str(error)
                 self._on_disk(self.problem)
             return False
         return True

@@ -4,20 +4,18 @@ In: the settings of a watch. Out: its file, open for writing, and how far the wa
 of another watch is refused.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
-from pilotfish.base.errors import RunFileError
+from pilotfish.base.errors import ConfigError, RunFileError
 from pilotfish.base.version import SOFTWARE
 from pilotfish.device_runtime import energy
 from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact
 from pilotfish.lab import host
-from pilotfish.lab.field.link_rows import Outage
 from pilotfish.lab.field.recording import Recorder, has_begun
 from pilotfish.lab.field.run import Facts, MatrixSettings, Model, Run, Start
 from pilotfish.lab.field.run_clock import begin
@@ -30,31 +28,34 @@ _MOST_STARTS = 1_000  # starts that a file keeps: the first one and the newest o
 
 @dataclass(frozen=True, kw_only=True)
 class WatchFile:
-    """The file of a watch. last: number of the last round in it; -1: none. outage: an outage that
-    had not ended when the last start ended. silent_s: seconds since the newest row of a continued
-    watch; 0 for a new one.
+    """The file of a watch. last: number of the last round in it; -1: none. off_s: seconds before a
+    continued watch's start in which nothing tells that it ran; 0 for a new one.
     """
 
     recorder: Recorder
     facts: Facts
     last: int = -1
-    outage: Outage | None = None
-    silent_s: float = 0.0
+    off_s: float = 0.0
 
 
 def open_watch(settings: WatchSettings, matrix: MatrixSettings, clock: Clock) -> WatchFile:
     """Create the run file of a watch, or continue the watch in it.
 
-    Raises `RunFileError` if the file has another watch or run, and OSError if it cannot be written.
+    Nobody knows whether the edge was away while the watch was off. So an outage without an end gets
+    the last moment at which the watch is known to have run.
+
+    Raises `ConfigError` if the file has another watch or run, `RunFileError` if it is damaged or
+    another command writes it, and OSError if it cannot be written.
     """
     now = _facts(settings, matrix, clock)
     if not has_begun(settings.out):
         return WatchFile(recorder=Recorder.create(settings.out, now), facts=now)
     with Run.open(settings.out) as run:
-        before, newest, outages = run.facts, run.last_moment(), list(run.outages())
+        before, newest = run.facts, run.last_moment()
     _expect_same(settings.out, before, now)
     moment = begin(newest, unix_s=clock.unix_s(), now_boot_s=clock.boot_s())
-    start = Start(host=now.host, **vars(moment))
+    off_s = moment.clock_s - newest.clock_s
+    start = Start(host=now.host, off_s=off_s, **vars(moment))
     facts = replace(
         before,
         starts=(before.starts[0], *before.starts[1:][-(_MOST_STARTS - 2) :], start),
@@ -62,7 +63,9 @@ def open_watch(settings: WatchSettings, matrix: MatrixSettings, clock: Clock) ->
     )
     recorder = Recorder.resume(settings.out)
     try:
-        recorder.change_facts(starts=facts.starts, **_changeable(now))
+        with recorder.together():
+            recorder.end_outages(newest.unix_s, newest.clock_s)
+            recorder.change_facts(starts=facts.starts, **_changeable(now))
         probed_s = recorder.last_probe_s()
     except BaseException:
         recorder.close()
@@ -71,18 +74,21 @@ def open_watch(settings: WatchSettings, matrix: MatrixSettings, clock: Clock) ->
         recorder=recorder,
         facts=facts,
         last=-1 if probed_s is None else settings.schedule.number_at(probed_s),
-        outage=_unended(outages),
-        silent_s=moment.clock_s - newest.clock_s,
+        off_s=off_s,
     )
 
 
 def reopen(path: Path, facts: Facts) -> Recorder:
-    """Open the file of a watch again after a write has failed; create it if it is gone."""
-    return Recorder.resume(path) if has_begun(path) else Recorder.create(path, facts)
+    """Open the file of a watch again after a write has failed; create it if it is gone.
 
-
-def _unended(outages: Sequence[Outage]) -> Outage | None:
-    return outages[-1] if outages and outages[-1].ended_clock_s is None else None
+    Raises `RunFileError` if it is the file of another run, and OSError if it cannot be opened.
+    """
+    if not has_begun(path):
+        return Recorder.create(path, facts)
+    with Run.open(path) as run:
+        if run.facts.starts[0] != facts.starts[0]:
+            raise RunFileError(f"{path} has another run: move this file away.")
+    return Recorder.resume(path)
 
 
 def _facts(settings: WatchSettings, matrix: MatrixSettings, clock: Clock) -> Facts:
@@ -121,14 +127,14 @@ def _changeable(facts: Facts) -> dict[str, Any]:
 
 
 def _expect_same(path: Path, before: Facts, now: Facts) -> None:
-    """Raise `RunFileError` if the file has another run than the watch that shall begin."""
+    """Raise `ConfigError` if the file has another run than the watch that shall begin."""
     if before.watch is None:
-        raise RunFileError(f"{path} has a run of `field measure`: name another file by --out.")
+        raise ConfigError(f"{path} has a run of `field measure`: name another file by --out.")
     for change in changes(_identity(before), _identity(now)):
         difference = "with other prompts" if change.name == "prompts" else f"with {change}"
         flag = "" if change.name == "prompts" else f"{change.flag.removesuffix('-s')} "
         words = difference.replace("with ", f"with {flag}", 1)
-        raise RunFileError(f"The watch in {path} was begun {words}: name another file by --out.")
+        raise ConfigError(f"The watch in {path} was begun {words}: name another file by --out.")
 
 
 def _identity(facts: Facts) -> dict[str, Any]:

@@ -78,11 +78,10 @@ class _Counts:
 class WatchMetrics(WatchListener):
     """The metrics of a watch. Thread-safe.
 
-    edge: the edge's address. facts: those of the run file. outage: an outage that has begun before
-    this start and has not ended.
+    edge: the edge's address. facts: those of the run file.
     """
 
-    def __init__(self, edge: str, facts: Facts, *, outage: Outage | None = None) -> None:
+    def __init__(self, edge: str, facts: Facts) -> None:
         assert facts.watch is not None
         protocols = facts.settings.protocols
         self._build = (SOFTWARE, facts.device, edge)
@@ -98,8 +97,6 @@ class WatchMetrics(WatchListener):
         self._away_before_s = 0.0
         self._away_since_s: float | None = None  # time since boot
         self._lock = threading.Lock()
-        if outage is not None:
-            self.on_outage(outage)
 
     def on_probe(self, probe: Probe) -> None:
         """Take a probe."""

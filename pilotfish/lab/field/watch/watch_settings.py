@@ -14,6 +14,9 @@ from pilotfish.lab.field.watch.probe import ProbeSettings
 from pilotfish.lab.field.watch.schedule import Schedule
 from pilotfish.lab.prompts import BUILT_IN, prompts_setting, read_prompts
 
+_LEAST_EVERY_S = 0.1
+_LEAST_BYTES = 1_000_000  # room for the facts and some rounds
+
 
 class WatchSettings(EngineSettings, frozen=True, kw_only=True):
     """Options of `pilotfish field watch`."""
@@ -83,6 +86,12 @@ class WatchSettings(EngineSettings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.metrics is None and self.metrics_hosts:
             raise ConfigError("--metrics-host can only be used together with --metrics.")
+        if self.every_s < _LEAST_EVERY_S:
+            raise ConfigError(f"--every must be at least {_LEAST_EVERY_S:g} s.")
+        if self.keep_s < self.every_s:
+            raise ConfigError("--keep must be at least --every, or each round is deleted at once.")
+        if self.most_bytes < _LEAST_BYTES:
+            raise ConfigError(f"--most-bytes must be at least {_LEAST_BYTES // 1_000_000} MB.")
 
     @property
     def schedule(self) -> Schedule:

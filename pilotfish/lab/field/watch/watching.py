@@ -39,6 +39,8 @@ _SLICE_S = 1.0  # longest wait between two looks at the link and at the request 
 _CHECK_S = 60.0  # longest time between two pings of a usable edge
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # between attempts to reach an unusable edge
 _RETRY_DISK_S = 30.0
+_ALIVE_S = 60.0  # time between two signs of life in the file during an outage
+_TIDY_S = 60.0  # longest time between two deletions of old rows
 _STEP_S = 1.0  # smallest setting of the wall clock that listeners hear of
 _ROW_S = 300.0  # the watchdog's least time-out: an answer may wait two minutes for a silent edge
 
@@ -72,18 +74,18 @@ class Watching:
             opened.recorder,
             self._reopen,
             on_disk=lambda problem: listener.on_disk(problem, self.rows.waiting),
-            outage=None if opened.outage is None else opened.outage.id,
         )
         self.rows.check_answer = self._edge.expect_target
         self._rails = energy.rails()
         self._last = opened.last
-        self._outage = opened.outage
+        self._outage: Outage | None = None
         self._measurement: tuple[Device, Measurement] | None = None
         self._succeeded = self._stamp()  # time of the last sign of life of the edge
         self._offset_s = self._offset()
         self._pause_s = _FIRST_PAUSE_S
-        # times of the next ping and of the next write of waiting rows, by the run's clock
-        self._check_at_s = self._flush_at_s = 0.0
+        # times by the run's clock: of the next ping, of the next write of waiting rows, of the next
+        # sign of life in the file, and of the next deletion of old rows
+        self._check_at_s = self._flush_at_s = self._alive_at_s = self._tidy_at_s = 0.0
         self._stopped = False
 
     def stop(self) -> None:
@@ -105,6 +107,7 @@ class Watching:
         finally:
             self._supervisor.stopping("Writing the last rows")
             self._edge.close()
+            self.rows.note_alive(*self._stamp())
             self.rows.close()
 
     def _step(self) -> None:
@@ -115,6 +118,11 @@ class Watching:
         if self.rows.waiting and now_s >= self._flush_at_s:
             self._flush_at_s = now_s + _RETRY_DISK_S
             self.rows.flush()
+        if self._outage is not None and now_s >= self._alive_at_s:
+            self._alive_at_s = now_s + _ALIVE_S
+            self.rows.note_alive(*self._stamp())
+        if now_s >= self._tidy_at_s:
+            self._tidy()
         if now_s >= self._check_at_s or (self._outage is None and not self._edge.is_up):
             self._reach()
         number = self._schedule.due(self._stamp.clock_s(), self._last)
@@ -179,7 +187,8 @@ class Watching:
             self._outage = Outage(
                 began_unix_s=began.unix_s, began_clock_s=began.clock_s, reason=reason
             )
-            self.rows.begin_outage(self._outage)
+            self.rows.add_outage(self._outage)
+            self._alive_at_s = self._stamp.clock_s() + _ALIVE_S
             self._listener.on_outage(self._outage)
         self._supervisor.status(f"Away: {reason}")
         self._check_at_s = self._stamp.clock_s() + self._pause_s
@@ -198,7 +207,7 @@ class Watching:
         if self._outage is not None:
             ended = replace(self._outage, ended_unix_s=now.unix_s, ended_clock_s=now.clock_s)
             self._outage = None
-            self.rows.end_outage(now.unix_s, now.clock_s)
+            self.rows.add_outage(ended)
             self._listener.on_outage(ended)
         self._supervisor.status(f"Watching {self._settings.edge}")
 
@@ -232,8 +241,7 @@ class Watching:
                 self._listener.on_answer(answer)
         self._check_at_s = self._stamp.clock_s() + _CHECK_S
         self._listener.on_round(result)
-        assert self._facts.watch is not None
-        self.rows.tidy(partial(forget_old, watch=self._facts.watch, clock_s=began.clock_s))
+        self._tidy()
         rows = self.rows
         self._listener.on_rows(rows.written, rows.failures, rows.dropped, _size(self._settings.out))
 
@@ -279,6 +287,13 @@ class Watching:
         if abs(by_s) > _STEP_S:
             self._listener.on_clock_step(self._stamp(), by_s)
         self._offset_s = offset_s
+
+    def _tidy(self) -> None:
+        """Keep the file bounded: after each round, and during a time without rounds."""
+        assert self._facts.watch is not None
+        now_s = self._stamp.clock_s()
+        self._tidy_at_s = now_s + _TIDY_S
+        self.rows.tidy(partial(forget_old, watch=self._facts.watch, clock_s=now_s))
 
     def _reopen(self) -> Recorder:
         return reopen(self._settings.out, self._facts)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import sqlite3
+import tempfile
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pilotfish.device_runtime.record import Round, RttSample
 from pilotfish.lab.field.link_rows import Outage, Probe
@@ -16,6 +22,8 @@ from pilotfish.lab.field.watch import row_buffer
 from pilotfish.lab.field.watch.retention import forget_old
 from pilotfish.lab.field.watch.row_buffer import RowBuffer
 from pilotfish.lab.field.watch.watch_file import reopen
+from tests.support.examples import examples
+from tests.support.made_watches import MEMORY
 
 EVERY_S = 300.0
 WATCH = Watch(every_s=EVERY_S)
@@ -179,8 +187,9 @@ def test_an_outage_that_waits_for_the_disk_keeps_its_end(out, buffered):
     with full_disk(out, more=0):
         for number in range(40):
             add_round(buffered.rows, number)
-        buffered.rows.begin_outage(Outage(began_unix_s=1e9, began_clock_s=50.0, reason="away"))
-        buffered.rows.end_outage(1e9 + 7.0, 57.0)
+        outage = Outage(began_unix_s=1e9, began_clock_s=50.0, reason="away")
+        buffered.rows.add_outage(outage)
+        buffered.rows.add_outage(replace(outage, ended_unix_s=1e9 + 7.0, ended_clock_s=57.0))
         assert buffered.rows.waiting
     buffered.rows.flush()
     with Run.open(out) as run:
@@ -214,6 +223,32 @@ def test_a_damaged_file_is_a_broken_disk(out, buffered):
     assert buffered.rows.waiting
 
 
+def test_the_file_of_another_watch_is_never_written(out, buffered):
+    """Someone puts another watch's file in the place of the running watch's."""
+    other = replace(facts(), starts=(Start(unix_s=5e8, host={}),))
+    backup = out.with_name("backup")
+    Recorder.create(backup, other).close()
+    add_round(buffered.rows, 0)
+    before = backup.read_bytes()
+    out.rename(out.with_name("moved"))
+    backup.rename(out)
+    add_round(buffered.rows, 1)
+    add_round(buffered.rows, 2)
+    assert out.read_bytes() == before
+    assert buffered.rows.waiting == 4
+    out.unlink()
+    buffered.rows.flush()
+    assert recorded(out) == ([1, 2], [1, 2])
+
+
+def test_a_row_that_the_file_refuses_ends_no_watch(out, buffered):
+    """A file may have each answer once."""
+    add_answer(buffered.rows, 0)
+    add_answer(buffered.rows, 0)
+    assert buffered.rows.waiting == 1
+    assert "cannot be written" in buffered.problems[0]
+
+
 # A bounded file
 
 
@@ -243,3 +278,170 @@ def test_the_file_stays_within_its_bytes(out):
     assert 0 < probes[0] < 200  # what fits is kept
     with Run.open(out) as run:
         assert run.facts.device == "a"
+
+
+def test_a_file_of_outages_alone_is_bounded(out):
+    """An edge that comes and goes for days, and a watch without a round."""
+    most = 4_000_000
+    watch = Watch(every_s=86400.0, keep_s=1e9, most_bytes=most)
+    recorder = Recorder.create(out, facts())
+    sizes = []
+    for minute in range(1000):
+        with recorder.together():
+            for number in range(100 * minute, 100 * (minute + 1)):
+                recorder.add_outage(outage(0.6 * number, 0.6 * number + 0.3))
+        forget_old(recorder, watch, 60.0 * (minute + 1))
+        sizes.append(out.stat().st_size)
+    recorder.add_outage(outage(60_000.0))
+    forget_old(recorder, watch, 60_010.0)
+    recorder.close()
+    assert max(sizes) <= most
+    with Run.open(out) as run:
+        begins = [each.began_clock_s for each in run.outages()]
+    assert len(begins) > 10_000
+    assert begins[-1] == 60_000.0  # it has not ended
+    assert np.diff(begins[:-1]) == pytest.approx(0.6)
+
+
+def test_an_outage_that_has_not_ended_is_never_too_old(out):
+    watch = Watch(every_s=EVERY_S, keep_s=EVERY_S, most_bytes=1)
+    with Recorder.create(out, facts()) as recorder:
+        recorder.add_outage(outage(1.0, 5.0))
+        recorder.add_outage(outage(10.0))
+        recorder.add_probe(probe(0))
+        forget_old(recorder, watch, 100 * EVERY_S)
+        recorder.add_outage(outage(10.0, 99 * EVERY_S))
+    with Run.open(out) as run:
+        assert [(each.began_clock_s, each.ended_clock_s) for each in run.outages()] == [
+            (10.0, 99 * EVERY_S)
+        ]
+        assert list(run.probes()) == []
+
+
+# Outages, whatever the disk does
+
+
+def outage(began_s, ended_s=None):
+    ended_unix_s = None if ended_s is None else 1e9 + ended_s
+    return Outage(
+        began_unix_s=1e9 + began_s,
+        began_clock_s=began_s,
+        ended_unix_s=ended_unix_s,
+        ended_clock_s=ended_s,
+        reason="away",
+    )
+
+
+class FailingDisk(Recorder):
+    """A recorder whose writes fail while ``works`` is False."""
+
+    works = True
+
+    @contextmanager
+    def together(self):
+        if not type(self).works:
+            raise OSError("the disk is full.")
+        with super().together():
+            yield
+
+
+class OutagesAndADisk(RuleBasedStateMachine):
+    """A watch whose edge and disk come and go, against what its files must have."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
+        self.out = self.folder / "day.pilotfish"
+        FailingDisk.works = True
+        self.most_rows = pytest.MonkeyPatch()
+        self.most_rows.setattr(row_buffer, "MOST_ROWS", 4)
+        self.rows = RowBuffer(FailingDisk.create(self.out, facts()), self.reopen)
+        self.now_s = 0.0
+        self.begun: dict[float, float | None] = {}  # all outages: their ends by their begins
+        self.moved = 0
+
+    def reopen(self):
+        if not FailingDisk.works:
+            raise OSError("the disk is full.")
+        other = reopen(self.out, facts())
+        return FailingDisk(other.path, other._lock, other._database)
+
+    def later(self):
+        self.now_s += 1.0
+        return self.now_s
+
+    @property
+    def away_since(self):
+        return next((begin for begin, end in self.begun.items() if end is None), None)
+
+    @rule()
+    def edge_leaves_or_returns(self):
+        now_s, begin = self.later(), self.away_since
+        self.begun[now_s if begin is None else begin] = None if begin is None else now_s
+        self.rows.add_outage(outage(now_s) if begin is None else outage(begin, now_s))
+
+    @rule()
+    def a_probe(self):
+        now_s = self.later()
+        self.rows.add_probe(replace(probe(0), clock_s=now_s, began_unix_s=1e9 + now_s))
+
+    @rule()
+    def a_sign_of_life(self):
+        now_s = self.later()
+        self.rows.note_alive(1e9 + now_s, now_s)
+
+    @rule()
+    def disk_fails_or_works(self):
+        FailingDisk.works = not FailingDisk.works
+
+    @rule()
+    def file_is_moved(self):
+        if self.out.exists():
+            self.moved += 1
+            self.out.rename(self.folder / f"moved{self.moved}")
+            for part in ("wal", "shm"):  # as `mv` of a folder does
+                log = self.out.with_name(f"{self.out.name}-{part}")
+                if log.exists():
+                    log.rename(self.folder / f"moved{self.moved}-{part}")
+
+    @invariant()
+    def what_waits_is_bounded(self):
+        assert self.rows.waiting <= 4
+
+    def teardown(self):
+        FailingDisk.works = True
+        self.rows.flush()
+        self.rows.flush()
+        dropped, waiting = self.rows.dropped, self.rows.waiting
+        self.rows.close()
+        self.most_rows.undo()
+        assert waiting == 0
+        recorded_ends: dict[float, float | None] = {}
+        for path in [*sorted(self.folder.glob("moved?")), self.out]:
+            if not path.exists() or not path.stat().st_size:
+                continue
+            with Run.open(path) as run:
+                outages = list(run.outages())
+            begins = [each.began_clock_s for each in outages]
+            assert begins == sorted(set(begins))  # each once
+            for each in outages:
+                assert each.began_clock_s in self.begun
+                if each.ended_clock_s is not None:
+                    assert each.ended_clock_s == self.begun[each.began_clock_s]
+                    recorded_ends[each.began_clock_s] = each.ended_clock_s
+                else:
+                    recorded_ends.setdefault(each.began_clock_s, None)
+                    # an outage is open in the file that is written only if the edge is away
+                    assert path != self.out or each.began_clock_s == self.away_since
+        if path.exists() and self.away_since is not None and not dropped:
+            # also a file that was begun anew during the outage has it
+            assert outages[-1].began_clock_s == self.away_since
+        lost = [
+            begin for begin, end in self.begun.items() if recorded_ends.get(begin, "none") != end
+        ]
+        assert len(lost) <= dropped
+        shutil.rmtree(self.folder)
+
+
+OutagesAndADisk.TestCase.settings = examples(80, stateful_step_count=30)
+TestOutagesAndADisk = OutagesAndADisk.TestCase

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from contextlib import closing
 
 import pytest
 
-from pilotfish.base.errors import RunFileError
+from pilotfish.base.errors import ConfigError, RunFileError
 from pilotfish.cli import main
 from pilotfish.lab.field.recording import has_begun
+from pilotfish.lab.field.report.measured import read_run
 from pilotfish.lab.field.run import Run
 from pilotfish.lab.field.run_clock import on_wall_clock
 from pilotfish.lab.field.watch.watch_file import open_watch
@@ -101,7 +103,7 @@ def test_a_file_of_another_watch_is_refused(out, prompts, changes, words):
     open_watch(settings, settings.matrix, clock).recorder.close()
     before = out.read_bytes()
     other = settings_of(**{"edge": settings.edge, "out": out, "prompts": prompts, **changes})
-    with pytest.raises(RunFileError, match=words):
+    with pytest.raises(ConfigError, match=words):
         open_watch(other, other.matrix, clock)
     assert out.read_bytes() == before
     longer = settings_of(settings.edge, out, prompts, rounds=9, keep_s=1e6, name="b")
@@ -111,11 +113,30 @@ def test_a_file_of_another_watch_is_refused(out, prompts, changes, words):
         assert (run.facts.watch.for_s, run.facts.device) == (9 * EVERY_S, "b")
 
 
+@pytest.mark.parametrize(
+    ("bounds", "words"),
+    [({"every_s": 0.0}, "--every"), ({"keep_s": 1.0}, "--keep"), ({"most_bytes": 1}, "--most-b")],
+)
+def test_bounds_that_keep_nothing_are_refused(out, prompts, bounds, words):
+    with pytest.raises(ConfigError, match=words):
+        settings_of("tcp://127.0.0.1:7077", out, prompts, **bounds)
+
+
+def test_a_file_that_another_watch_writes_is_refused(out, prompts):
+    """It may end, so systemd tries again: the exit code is not that of the configuration."""
+    settings = settings_of("tcp://127.0.0.1:7077", out, prompts)
+    with (
+        closing(open_watch(settings, settings.matrix, JumpingClock()).recorder),
+        pytest.raises(RunFileError, match="is writing"),
+    ):
+        open_watch(settings, settings.matrix, JumpingClock())
+
+
 def test_a_run_of_measure_is_refused(pair, edge, out, prompts):
     more = ["--prompts", prompts, "--protocols", "stream", "--repeat", 1, "--max-tokens", 4]
     assert measure(pair, edge.endpoint, out, *more) == 0
     settings = settings_of(edge.endpoint, out, prompts)
-    with pytest.raises(RunFileError, match="field measure"):
+    with pytest.raises(ConfigError, match="field measure"):
         open_watch(settings, settings.matrix, JumpingClock())
 
 
@@ -217,18 +238,61 @@ def test_what_only_an_operator_can_mend_is_an_outage(
     assert not numbers(out)
 
 
-def test_an_outage_goes_on_over_a_restart(edge, out, prompts):
+def test_the_time_off_is_in_no_outage(edge, out, prompts):
+    """The edge is away when the watch stops, and the watch is off for a round."""
     clock = JumpingClock()
     port = free_port()
     settings = settings_of(f"tcp://127.0.0.1:{port}", out, prompts, rounds=0.02)
     watched(settings, clock)
+    clock.ahead_s += EVERY_S
+    longer = settings_of(settings.edge, out, prompts, rounds=1.03)
+    watched(longer, clock)  # still away
+    clock.ahead_s += EVERY_S
     with closing(Relay(edge.endpoint, port)):
-        clock.ahead_s += EVERY_S
-        plan = watched(settings_of(settings.edge, out, prompts, rounds=2), clock)
-    (outage,) = outages(out)
-    assert EVERY_S <= outage.ended_clock_s - outage.began_clock_s < 1.1 * EVERY_S
-    assert [each.ended_clock_s is None for each in plan.outages] == [False]
-    assert numbers(out) == [1]
+        plan = watched(settings_of(settings.edge, out, prompts, rounds=4), clock)
+    first, second = outages(out)
+    assert first.ended_clock_s == pytest.approx(0.02 * EVERY_S, abs=3.0)
+    assert second.began_clock_s == pytest.approx(1.02 * EVERY_S, abs=3.0)
+    assert second.ended_clock_s == pytest.approx(1.03 * EVERY_S, abs=3.0)
+    assert plan.outages == []
+    assert numbers(out) == [2, 3]
+    with Run.open(out) as run:
+        starts = run.facts.starts
+    for start, before in zip(starts[1:], (first, second), strict=True):
+        assert start.off_s == pytest.approx(EVERY_S, abs=1.0)
+        assert start.clock_s - start.off_s >= before.ended_clock_s
+    link = read_run(out).history  # the report counts the time off neither as away nor as there
+    assert [end - begin for begin, end in link.pauses] == pytest.approx([EVERY_S] * 2, abs=1.0)
+    assert link.away_s == pytest.approx(sum(each.lasted_s for each in link.outages))
+    assert link.away_s < 0.1 * EVERY_S
+
+
+def test_a_kill_during_an_outage_costs_a_minute_of_it(out, prompts):
+    """After a power cut the file has what was written until then, and no orderly end."""
+    cut = out.with_name("cut")
+    cut_s: list[float] = []
+
+    class Cut(JumpingClock):
+        def wait(self, seconds):
+            super().wait(seconds)
+            now_s = self.boot_s() - begun_s
+            if now_s > 100.0 and not cut_s:
+                cut_s.append(now_s)
+                cut.mkdir()
+                for part in out.parent.glob(out.name + "*"):
+                    shutil.copy(part, cut)
+
+    clock = Cut()
+    settings = settings_of(f"tcp://127.0.0.1:{free_port()}", out, prompts, rounds=0.35)
+    begun_s = clock.boot_s()
+    watched(settings, clock)
+    (open_still,) = outages(cut / out.name)
+    assert open_still.ended_clock_s is None
+    clock.ahead_s += 1e5
+    after = settings_of(settings.edge, cut / out.name, prompts, rounds=2)
+    open_watch(after, after.matrix, clock).recorder.close()
+    (outage,) = outages(cut / out.name)
+    assert cut_s[0] - 70.0 < outage.ended_clock_s <= cut_s[0]
 
 
 def test_another_model_is_never_mixed_in(pair, out, prompts, tmp_path):

@@ -172,11 +172,6 @@ def test_an_outage_counts_while_it_lasts_and_by_the_runs_clock_in_the_end() -> N
     assert (ended["away"], ended["away_seconds_total"], ended["outages_total"]) == (0, 30.0, 1)
 
 
-def test_an_outage_from_before_the_start_is_told() -> None:
-    result = samples(WatchMetrics(EDGE, FACTS, outage=OUTAGE))
-    assert (result["away"], result["outages_total"]) == (1, 1)
-
-
 def test_the_disk_is_told() -> None:
     metrics = full_watch()
     result = samples(metrics)
