@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields
 
 from pilotfish.wire.link.state import LinkState
 
+LARGEST = 1e15  # upper bound of a measured value and of its negative; readers refuse others
+
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
@@ -52,6 +54,11 @@ class Outage:
     ended_unix_s: float | None = None
     ended_clock_s: float | None = None
     reason: str = ""
+
+
+def is_possible(value: float) -> bool:
+    """Whether readers take this measured value; False for NaN."""
+    return -LARGEST <= value <= LARGEST
 
 
 PROBE_COLUMNS = tuple(column.name for column in fields(Probe))

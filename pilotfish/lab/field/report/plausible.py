@@ -12,7 +12,7 @@ from typing import TypeAlias
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.prose import one_line
 from pilotfish.device_runtime.record import STAGES, Round
-from pilotfish.lab.field.link_rows import Outage, Probe
+from pilotfish.lab.field.link_rows import LARGEST, Outage, Probe
 from pilotfish.lab.field.run import Answer, Facts
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import counters
@@ -21,7 +21,7 @@ _Bounded: TypeAlias = tuple[str, float, float, float]  # name, value, lower and 
 
 _LONGEST_S = 1e7  # maximum time of a stage or answer (s): four months
 _LATEST_UNIX_S = 4e9  # upper bound of a Unix time (s): the year 2096
-_LARGEST = 1e15  # upper bound of all other counts and measurements
+_LARGEST = LARGEST  # upper bound of all other counts and measurements
 
 
 def expect_plausible(path: Path, answers: Sequence[Answer]) -> None:

@@ -80,6 +80,7 @@ class Watching:
         self._outage = opened.outage
         self._measurement: tuple[Device, Measurement] | None = None
         self._succeeded = self._stamp()  # time of the last sign of life of the edge
+        self._silent_since: Stamp | None = None  # the edge was lost in the last probe's transfer
         self._offset_s = self._offset()
         self._pause_s = _FIRST_PAUSE_S
         # times of the next ping and of the next write of waiting rows, by the run's clock
@@ -91,7 +92,7 @@ class Watching:
         self._stopped = True
 
     def interrupt(self) -> None:
-        """End the watch now; the answer that is being measured does not count."""
+        """End the watch now, whatever it waits for; the row that is being measured is lost."""
         self._stopped = True
         self._edge.interrupt()
 
@@ -168,9 +169,11 @@ class Watching:
         except PromptTooLongError:
             raise  # no later attempt can succeed
         except PilotfishError as error:
-            self._lost(max(began, self._succeeded, key=lambda stamp: stamp.clock_s), str(error))
+            failed = self._silent_since or began
+            self._lost(max(failed, self._succeeded, key=lambda stamp: stamp.clock_s), str(error))
         else:
-            self._succeeded = self._stamp()
+            if self._silent_since is None:
+                self._note_reply()
 
     def _lost(self, began: Stamp, reason: str) -> None:
         """Note that the edge cannot be used, and plan the next attempt."""
@@ -187,9 +190,8 @@ class Watching:
 
     def _on_reached(self) -> None:
         """Note that the edge can be used, and plan the next ping."""
-        now = self._stamp()
+        now = self._note_reply()
         self._check_at_s = now.clock_s + _CHECK_S
-        self._succeeded = now
         target = self._edge.target
         if self._facts.target is None and target is not None:
             software = self._edge.software
@@ -203,9 +205,14 @@ class Watching:
         self._supervisor.status(f"Watching {self._settings.edge}")
 
     def _on_round(self, round_: Round) -> None:
-        self._succeeded = self._stamp()
+        self._note_reply()
         self._supervisor.feed()
         self._log(round_)
+
+    def _note_reply(self) -> Stamp:
+        """Note a sign of life of the edge; return its time."""
+        self._succeeded, self._silent_since = self._stamp(), None
+        return self._succeeded
 
     # A round
 
@@ -245,8 +252,23 @@ class Watching:
         return cells
 
     def _probe(self, device: Device, began: Stamp) -> Probe:
-        probe = device.measure(partial(measure_link, settings=self._settings.probe))
+        settings = self._settings.probe
+        probe = device.measure(
+            lambda link: measure_link(
+                link, settings, on_wait=self._on_wait, on_loss=self._on_transfer_lost
+            )
+        )
         return replace(probe, began_unix_s=began.unix_s, clock_s=began.clock_s)
+
+    def _on_wait(self) -> None:
+        """Feed the watchdog while a probe waits; raise if the watch is to end now."""
+        self._supervisor.feed()
+        self._edge.check()
+
+    def _on_transfer_lost(self, silent_s: float) -> None:
+        """Note when the last message came: an outage may have begun then."""
+        now = self._stamp()
+        self._silent_since = Stamp(now.unix_s - silent_s, now.clock_s - silent_s)
 
     def _answer(
         self,
