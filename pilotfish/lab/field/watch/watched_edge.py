@@ -77,6 +77,13 @@ class WatchedEdge:
         """Whether there is a connection to the edge, as far as the device knows."""
         return self._device is not None and self._device.link_up
 
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the edge's last message came; None without a device."""
+        if self._device is None:
+            return None
+        return self._device.measure(lambda link: link.silent_s)
+
     def interrupt(self) -> None:
         """End all waits for the edge, now and later, with `InterruptedGenerationError`.
 

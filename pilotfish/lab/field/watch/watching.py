@@ -3,7 +3,7 @@
 In: the settings of a watch and its run file. Out: rows in the file, and calls to listeners.
 
 Nothing that link, edge, clock or disk do ends a watch. An edge that cannot be used begins an
-outage: at the time of the first attempt that failed, or of the last success before it, whichever is
+outage: at the time of the first attempt that failed, or of the last message before, whichever is
 later. The outage ends with the first ping that is answered by the same target. Between rounds the
 watch pings the edge at least once a minute, and at once if the connection breaks.
 """
@@ -15,7 +15,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pilotfish.base.errors import InterruptedGenerationError, PilotfishError, PromptTooLongError
+from pilotfish.base.errors import (
+    EdgeLostError,
+    InterruptedGenerationError,
+    PilotfishError,
+    PromptTooLongError,
+)
 from pilotfish.base.supervisor import Supervisor
 from pilotfish.device_runtime import energy
 from pilotfish.device_runtime.device import Device
@@ -169,8 +174,10 @@ class Watching:
         except PromptTooLongError:
             raise  # no later attempt can succeed
         except PilotfishError as error:
-            failed = self._silent_since or began
-            self._lost(max(failed, self._succeeded, key=lambda stamp: stamp.clock_s), str(error))
+            signs = [self._silent_since or began, self._succeeded]
+            if isinstance(error, EdgeLostError) and (silent_s := self._edge.silent_s) is not None:
+                signs.append(self._ago(silent_s))
+            self._lost(max(signs, key=lambda stamp: stamp.clock_s), str(error))
         else:
             if self._silent_since is None:
                 self._note_reply()
@@ -267,8 +274,7 @@ class Watching:
 
     def _on_transfer_lost(self, silent_s: float) -> None:
         """Note when the last message came: an outage may have begun then."""
-        now = self._stamp()
-        self._silent_since = Stamp(now.unix_s - silent_s, now.clock_s - silent_s)
+        self._silent_since = self._ago(silent_s)
 
     def _answer(
         self,
@@ -290,6 +296,10 @@ class Watching:
         return None
 
     # Clocks and the file
+
+    def _ago(self, seconds: float) -> Stamp:
+        now = self._stamp()
+        return Stamp(now.unix_s - seconds, now.clock_s - seconds)
 
     def _offset(self) -> float:
         return self._clock.unix_s() - self._clock.boot_s()
