@@ -110,7 +110,9 @@ def _flags(path: Path, options: Mapping[str, argparse.Action]) -> Iterator[str]:
         option = options.get(flag)
         words = _words(flag, value, option)
         if words is None:
-            raise ConfigError(f"{path}: {key} is {_found(value)}; it must be {_wanted(option)}.")
+            raise ConfigError(
+                f"{path}: {key} is {_describe(value)}; it must be {_describe_expected(option)}."
+            )
         if any("\0" in word for word in words):
             raise ConfigError(
                 f"{path}: the value of {key} contains a NUL character, which is not allowed."
@@ -140,7 +142,7 @@ def _takes_several(option: argparse.Action | None) -> bool:
     )
 
 
-def _found(value: Any) -> str:
+def _describe(value: Any) -> str:
     """Describe a value in TOML's words."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -154,7 +156,7 @@ def _found(value: Any) -> str:
     return "a table" if isinstance(value, dict) else f"the {type(value).__name__} {value}"
 
 
-def _wanted(option: argparse.Action | None) -> str:
+def _describe_expected(option: argparse.Action | None) -> str:
     """Describe what the value of an option may be."""
     if option is None:
         return "a text, a number, true, false, or a list of these"

@@ -1,4 +1,4 @@
-"""End a command by SIGINT and SIGTERM in steps: a thread receives the signals and takes the steps.
+"""End a command by SIGINT, SIGTERM or SIGHUP in steps, which a thread of its own takes.
 
 A handler runs in the main thread, between any two instructions. If it took a lock, it could wait
 for the main thread itself; an exception of it could be lost in a callback; and it waits while the
@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 SIGINT_CODE: Final = 128 + signal.SIGINT
 
-_STOPS = (signal.SIGINT, signal.SIGTERM)
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AT_ONCE = "pilotfish: the command did not stop in time, and was ended\n"
 
 
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 @contextmanager
 def stopping_by(*steps: Step) -> Iterator[list[int]]:
-    """Take these steps after SIGINT or SIGTERM within the block; yield the signals so far.
+    """Take these steps after one of these signals within the block; yield the signals so far.
 
     If the block has not ended after the last step's time, or at one more signal, the process ends:
     with `SIGINT_CODE` if its first signal was SIGINT, else with 0. Only for the main thread.
@@ -45,7 +45,8 @@ def stopping_by(*steps: Step) -> Iterator[list[int]]:
     write.setblocking(False)
     thread = threading.Thread(target=_follow, args=(read, steps, received), daemon=True)
     before_fd = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
-    before = {number: signal.signal(number, lambda number, frame: None) for number in _STOPS}
+    heeded = [number for number in _STOPS if signal.getsignal(number) != signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, lambda number, frame: None) for number in heeded}
     thread.start()
     try:
         yield received

@@ -186,9 +186,10 @@ def test_a_second_signal_ends_it_at_once(out: Path, prompts: Path) -> None:
 
 def test_an_edge_that_is_away(out: Path, prompts: Path) -> None:
     command = watch_command(f"tcp://127.0.0.1:{free_port()}", out, prompts)
-    code, took_s, _ = stopped(command, after(3.0, lambda: has_begun(out)), signal.SIGTERM)
+    code, took_s, _ = stopped(command, after(3.0, lambda: has_begun(out)), signal.SIGHUP)
     assert took_s < STOPPED_S
     assert code == 0
+    assert not out.with_name(out.name + "-wal").exists()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
