@@ -45,8 +45,8 @@ def stopping_by(*steps: Step) -> Iterator[list[int]]:
     write.setblocking(False)
     thread = threading.Thread(target=_follow, args=(read, steps, received), daemon=True)
     before_fd = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
-    heeded = [number for number in _STOPS if signal.getsignal(number) != signal.SIG_IGN]  # nohup
-    before = {number: signal.signal(number, lambda number, frame: None) for number in heeded}
+    numbers = [number for number in _STOPS if signal.getsignal(number) != signal.SIG_IGN]  # nohup
+    before = {number: signal.signal(number, lambda number, frame: None) for number in numbers}
     thread.start()
     try:
         yield received
