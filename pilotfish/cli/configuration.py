@@ -2,21 +2,23 @@
 
 Each key of the file is a flag's long name, with dashes or underscores. ``true`` sets a flag that
 takes no value, and ``false`` leaves this flag out. A list repeats a flag that may be repeated, and
-is the value A,B,… of any other. So the file and the command line have the same names, defaults and
-checks. The command line takes precedence.
+is the value of a flag that takes A,B,…; any other flag takes no list. So the file and the command
+line have the same names, defaults and checks. The command line takes precedence.
 """
 
 import argparse
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pilotfish.base.errors import ConfigError
+from pilotfish.base.prose import one_line
 from pilotfish.base.reading import reading_file, without_bom
+from pilotfish.cli.flags import reads_list
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -46,16 +48,12 @@ class ConfiguredParser(argparse.ArgumentParser):
         self._file = _config_path(words) if self.reads_files else None
         if self._file is None:
             return super().parse_known_args(words, namespace)
-        flags = list(_flags(self._file, self._may_repeat))
+        flags = list(_flags(self._file, self._option_string_actions))
         parsed, rest = super().parse_known_args([*flags, *words], namespace)
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
         parsed.again = partial(self.parse_args, words)
         return parsed, rest
-
-    def _may_repeat(self, flag: str) -> bool:
-        """Return whether a flag takes one more value each time."""
-        return isinstance(self._option_string_actions.get(flag), argparse._AppendAction)
 
     def error(self, message: str) -> NoReturn:
         """End the program with this error; if a file was read, the error names the file."""
@@ -100,7 +98,8 @@ def _config_path(words: Sequence[str]) -> Path | None:
     return path
 
 
-def _flags(path: Path, may_repeat: Callable[[str], bool]) -> Iterator[str]:
+def _flags(path: Path, options: Mapping[str, argparse.Action]) -> Iterator[str]:
+    """Yield the words of a file's settings. options: argparse's options by flag."""
     for key, value in read_settings(path).items():
         flag = "--" + key.replace("_", "-")
         if flag == "--config":
@@ -108,24 +107,68 @@ def _flags(path: Path, may_repeat: Callable[[str], bool]) -> Iterator[str]:
         # a `help` key would end the daemon, on SIGHUP too
         if flag == "--help" or not _KEY.fullmatch(key):
             raise ConfigError(f"{path}: {key!r} is not a setting of this command.")
-        values = value if isinstance(value, list) else [value]
-        if len(values) > 1 and not may_repeat(flag) and {type(each) for each in values} <= _PLAIN:
-            values = [",".join(map(str, values))]
-        for each in values:
-            if isinstance(each, bool):
-                if each:
-                    yield flag
-            elif isinstance(each, str) and "\0" in each:
-                raise ConfigError(
-                    f"{path}: the value of {key} contains a NUL character, which is not allowed."
-                )
-            elif isinstance(each, str | int | float):
-                yield f"{flag}={each}"
-            else:
-                raise ConfigError(
-                    f"{path}: {key} is {type(each).__name__}; its value must be a text, a "
-                    f"number, true, false, or a list of these."
-                )
+        option = options.get(flag)
+        words = _words(flag, value, option)
+        if words is None:
+            raise ConfigError(
+                f"{path}: {key} is {_describe(value)}; it must be {_describe_expected(option)}."
+            )
+        if any("\0" in word for word in words):
+            raise ConfigError(
+                f"{path}: the value of {key} contains a NUL character, which is not allowed."
+            )
+        yield from words
+
+
+def _words(flag: str, value: Any, option: argparse.Action | None) -> list[str] | None:
+    """Return the words that a setting is on the command line; None if it has the wrong type."""
+    if isinstance(value, bool):
+        takes_none = option is None or option.nargs in (0, "?")
+        return ([flag] if value else []) if takes_none else None
+    if isinstance(value, list):
+        if not _takes_several(option) or not all(type(each) in _PLAIN for each in value):
+            return None
+        if isinstance(option, argparse._AppendAction):
+            return [f"{flag}={each}" for each in value]
+        return [f"{flag}={','.join(map(str, value))}"] if value else None
+    if type(value) not in _PLAIN or (option is not None and option.nargs == 0):
+        return None
+    return [f"{flag}={value}"]
+
+
+def _takes_several(option: argparse.Action | None) -> bool:
+    return isinstance(option, argparse._AppendAction) or (
+        option is not None and reads_list(option.type)
+    )
+
+
+def _describe(value: Any) -> str:
+    """Describe a value in TOML's words."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f"the text {one_line(repr(value), 60)}"
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, list):
+        plain = all(type(each) in _PLAIN for each in value)
+        return ("a list" if value else "an empty list") if plain else "a list of other values"
+    return "a table" if isinstance(value, dict) else f"the {type(value).__name__} {value}"
+
+
+def _describe_expected(option: argparse.Action | None) -> str:
+    """Describe what the value of an option may be."""
+    if option is None:
+        return "a text, a number, true, false, or a list of these"
+    if option.nargs == 0:
+        return "true or false"
+    like = option.metavar or option.dest.upper()
+    if isinstance(option, argparse._AppendAction):
+        return f"a text, a number, or a list of these, each as {like}"
+    if reads_list(option.type):
+        return f"a list of texts or numbers, or a text such as {like}"
+    either = ", or true or false" if option.nargs == "?" else ""
+    return f"one text or number ({like}){either}"
 
 
 def read_settings(path: Path) -> dict[str, Any]:

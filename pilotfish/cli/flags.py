@@ -192,7 +192,10 @@ def value_keywords(setting: Setting) -> dict[str, Any]:
         return {"choices": tuple(choices)}
     append = {"action": "append"} if extra.get("repeat") else {}
     if form is not None or get_origin(kind) not in (tuple, Sequence):
-        return {"type": _scalar(kind, setting.meta) if form is None else _written(form), **append}
+        read = _scalar(kind, setting.meta) if form is None else _written(form)
+        if form is not None and kind in (int, float):
+            read = bounded(read, setting.meta)
+        return {"type": read, **append}
     item = _scalar(*plain_type(get_args(kind)[0]))
     if append or extra.get("positional"):
         return {"type": item, **append}
@@ -206,6 +209,11 @@ def _scalar(kind: Any, meta: Meta) -> _Read:
     number, words = get_args(kind)
     read = _scalar(*plain_type(number))
     return lambda text: text if text in get_args(words) else read(text)
+
+
+def reads_list(read: object) -> bool:
+    """Whether this argparse type parses ``A,B,…``."""
+    return read in (name_list, expansion) or (isinstance(read, partial) and read.func is _items)
 
 
 def _written(form: str | _Read) -> _Read:

@@ -11,7 +11,6 @@ import json
 import math
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,12 +20,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
-from pilotfish.base.errors import EdgeLostError, InterruptedGenerationError, PilotfishError
+from pilotfish.base.errors import (
+    EdgeLostError,
+    InterruptedGenerationError,
+    PilotfishError,
+    UnsupportedError,
+)
+from pilotfish.cli.stop_signals import Step, stopping_by
 from pilotfish.device_runtime.link.connectivity import REFUSALS, Connectivity
 from pilotfish.device_runtime.link.edge_link import EdgeLink
 from pilotfish.device_runtime.link.link_group import load_keys
 from pilotfish.device_runtime.link.probing import PingResult, measure_rates, ping
-from pilotfish.device_runtime.link.retry import FAIL, RetryPolicy
+from pilotfish.device_runtime.link.retry import FAIL, CancelToken, RetryPolicy
 from pilotfish.lab.field.run_clock import boot_s
 from pilotfish.wire.keys import DeviceKeys
 from pilotfish.wire.link.state import READINGS, LinkState, Reading
@@ -36,41 +41,49 @@ ROWS = tuple((kind.name, key, 1.0 / kind.size, kind.shown_unit) for key, kind in
 _RATES_EVERY = 5  # pings
 _LONGEST_PAUSE_S = 1.0  # between two attempts to reach an edge that is away
 _TIME_LETTERS = 24
+_END_S = 4.0  # time to end after a signal
 
 
 def watch(args: argparse.Namespace) -> int:
     """Measure until Ctrl-C or SIGTERM; print a line each time, and a summary on stderr at the end.
 
-    Raises `UnsupportedError` or another error at once if the address or the keys are wrong.
+    Raises `UnsupportedError` or another error at once if the address or the keys are wrong, or if
+    the file of ``--json`` has lines.
     """
     keys = load_keys(args.edge, args.keys)
     patience = FAIL if args.patience is None else RetryPolicy.from_policy("wait", args.patience)
-    with _opened(args.json) as lines, _sigterm_as_interrupt() as terminated:
-        link = EdgeLink(args.edge, keys, patience)
-        watching = _Watching(link, keys, args, lines)
+    token = CancelToken()
+    with _opened(args.json) as lines, stopping_by(Step(token.end, _END_S)) as received:
+        link = EdgeLink(args.edge, keys, patience, token)
+        watching = _Watching(link, token, keys, args, lines)
         try:
             watching.run()
-        except KeyboardInterrupt:
+        except InterruptedGenerationError:
             with suppress(OSError):
                 print(f"pilotfish: {watching.summary()}", file=sys.stderr, flush=True)
-            if not terminated:
-                raise
         finally:
             link.close()
+    if signal.SIGINT in received:
+        raise KeyboardInterrupt
     return 0
 
 
 class _Watching:
-    """The pings and outages so far. lines: file for JSON lines; None: a table on stdout."""
+    """The pings and outages so far. lines: file for JSON lines; None: a table on stdout.
+
+    token: ends the watch; it is the link's.
+    """
 
     def __init__(
         self,
         link: EdgeLink,
+        token: CancelToken,
         keys: DeviceKeys | None,
         args: argparse.Namespace,
         lines: "_JsonLines | None",
     ) -> None:
         self._link = link
+        self._token = token
         self._keys = keys
         self._args = args
         self._lines = lines
@@ -83,14 +96,14 @@ class _Watching:
         self._large_are_lost = False
 
     def run(self) -> None:
-        """Measure; never returns."""
+        """Measure; ends only with an error, `InterruptedGenerationError` among them."""
         self._print(_HEADINGS)
         for turn in count():
             self._measure(rates=not self._args.no_rates and turn % _RATES_EVERY == 0)
             pause_s = self._args.every
             if self._outage_s is not None:
                 pause_s = min(pause_s, _LONGEST_PAUSE_S)
-            time.sleep(pause_s)
+            self._token.sleep(pause_s)
 
     def _measure(self, *, rates: bool) -> None:
         sent_s = boot_s()
@@ -222,11 +235,13 @@ class _JsonLines:
 
 @contextmanager
 def _opened(path: str | None) -> Iterator[_JsonLines | None]:
-    """Open the file of ``--json``; yield None without one."""
+    """Open the file of ``--json``; yield None without one. A file with lines is refused."""
     if path is None:
         yield None
     elif path == "-":
         yield _JsonLines(sys.stdout, path)
+    elif Path(path).is_file() and Path(path).stat().st_size:
+        raise UnsupportedError(f"{path} is not empty: name another file for the lines (--json).")
     else:
         stream = Path(path).open("w", encoding="utf-8")  # noqa: SIM115  # closed below
         try:
@@ -234,22 +249,6 @@ def _opened(path: str | None) -> Iterator[_JsonLines | None]:
         finally:
             with suppress(OSError):  # the failed write was reported
                 stream.close()
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[list[int]]:
-    """Let SIGTERM raise `KeyboardInterrupt`, too; yield the SIGTERMs so far."""
-    received: list[int] = []
-
-    def interrupt(number: int, _frame: object) -> None:
-        received.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield received
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _timestamp() -> str:

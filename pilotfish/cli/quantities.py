@@ -27,7 +27,9 @@ def span(text: str) -> float:
 
 
 def size(text: str) -> int:
-    """Parse ``200MB`` or ``1.5GB`` as bytes. Units are powers of 1000."""
+    """Parse ``200MB``, ``1.5GB`` or ``0`` as bytes. Units are powers of 1000."""
+    if text.strip() == "0":
+        return 0
     return round(_with_unit(text, _BYTES, "a size; write it as 500kB, 200MB or 1GB"))
 
 

@@ -149,6 +149,11 @@ def _none_available(eligible: Sequence[str], offered: Collection[str]) -> Unsupp
             "Without an edge only protocol local is available: name an edge, tcp://HOST:PORT, "
             "or use protocol local."
         )
+    if not offered:
+        return UnsupportedError(
+            "No protocol is available: there is no edge now, and the drafter cannot answer alone. "
+            "Name an edge, tcp://HOST:PORT, or try again when it is back."
+        )
     return UnsupportedError(
         "None of the protocols to choose from is available; available are "
         f"{', '.join(offered)}: name an edge, name other protocols, or allow lossy "

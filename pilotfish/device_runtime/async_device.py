@@ -28,7 +28,7 @@ from pilotfish.base.errors import (
 from pilotfish.base.tracing import TracerProvider
 from pilotfish.bridge import Prompt, PromptInput, read_talk
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.link.retry import OnLinkLoss
+from pilotfish.device_runtime.link.retry import CancelToken, OnLinkLoss
 from pilotfish.device_runtime.record import Generation, Piece, Round
 from pilotfish.device_runtime.service.lanes import Lanes, open_beside
 from pilotfish.drafting.lookup import DEFAULT_OWNER, Owner
@@ -61,6 +61,7 @@ class DeviceOptions(TypedDict, total=False):
     texts: str | Path | None
     share_texts: bool
     traces: str | TracerProvider | None
+    cancel_token: CancelToken | None
 
 
 class AsyncDevice:

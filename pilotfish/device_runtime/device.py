@@ -78,6 +78,10 @@ class Device:
     hold. None: the program's own provider, if the program has loaded OpenTelemetry; else no traces.
     An answer is a child of the span that is current when it begins.
 
+    cancel_token: its method `end`, which any thread may call, ends the opening of this device with
+    `InterruptedGenerationError`, and then all calls that wait for the edge. Devices that `beside`
+    makes have tokens of their own.
+
     Any thread may call any method except `attend`. `generate`, `stream` and `probe` wait for their
     turn; all others return at once, even during an answer. After `close`, and in a process forked
     from this one, calls that need the edge or the drafter raise `DeviceClosedError`.
@@ -101,12 +105,13 @@ class Device:
         texts: str | Path | None = None,
         share_texts: bool = False,
         traces: str | TracerProvider | None = None,
+        cancel_token: CancelToken | None = None,
     ) -> None:
         if lanes < 1:
             raise UnsupportedError(f"A device must have at least one lane, not {lanes}.")
         self._retry_policy = RetryPolicy.from_policy(on_link_loss, patience_s)
         self._on_round = on_round
-        self._cancel_token = CancelToken()
+        self._cancel_token = cancel_token or CancelToken()
         self._link: EdgeLink | None = None
         self._turns = DeviceTurns()
         self._shares = share_texts

@@ -9,6 +9,7 @@ import pytest
 
 from pilotfish.base.errors import ConfigError
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
+from pilotfish.cli.flags import name_list
 from pilotfish.cli.options import int_between
 
 
@@ -22,7 +23,9 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--idle-s", type=float, default=60.0)
     serve.add_argument("--quiet", action="store_true")
     serve.add_argument("--also", action="append", default=[])
-    serve.add_argument("--names", type=lambda text: text.split(","))
+    serve.add_argument("--names", type=name_list)
+    serve.add_argument("--keys", nargs="?", const="default")
+    serve.add_argument("--name", metavar="NAME")
     other = actions.add_parser("other")
     other.add_argument("--target")
     return top
@@ -63,7 +66,7 @@ def test_a_list_is_all_values_of_a_flag_that_takes_several(file: Path) -> None:
 
 def test_a_list_is_not_one_of_its_values(file: Path) -> None:
     file.write_text('target = "model"\nsessions = [3, 4]\n')
-    with pytest.raises(ConfigError, match=r"sessions: .*'3,4'"):
+    with pytest.raises(ConfigError, match=r"sessions is a list; it must be one .*number"):
         parser().parse_args(["serve", "--config", str(file)])
 
 
@@ -85,7 +88,22 @@ def test_read_again_it_is_as_it_stands_now(file: Path) -> None:
         ("target = 'm'\nsessions = 0\n", "0 is not between"),
         ("target = 'm'\nsessions = 'many'\n", "invalid"),
         ("sessions = 3\n", "required: --target"),
-        ("[edge]\ntarget = 'm'\n", "edge is dict"),
+        ("[edge]\ntarget = 'm'\n", "edge is a table; it must be a text"),
+        ("target = ['m', 'n']\n", r"target is a list; it must be one text or number \(TARGET\)"),
+        ("target = ['m']\n", "target is a list; it must be one text"),
+        ("target = []\n", "target is an empty list; it must be one text"),
+        ("target = 'm'\nsessions = true\n", "sessions is true; it must be one text or number"),
+        ("target = 'm'\nsessions = false\n", "sessions is false; it must be one text or number"),
+        ("target = 'm'\nsessions = 1979-05-27\n", "sessions is the date 1979-05-27; it must be"),
+        ("target = 'm'\nname = 07:32:00\n", r"name is the time 07:32:00; .* \(NAME\)"),
+        ("target = 'm'\nname = {a = 1}\n", "name is a table; it must be one text"),
+        ("target = 'm'\nquiet = 'yes'\n", "quiet is the text 'yes'; it must be true or false"),
+        ("target = 'm'\nquiet = 1\n", "quiet is the number 1; it must be true or false"),
+        ("target = 'm'\nquiet = [true]\n", "quiet is a list.*; it must be true or false"),
+        ("target = 'm'\nnames = []\n", "names is an empty list; it must be a list of texts"),
+        ("target = 'm'\nnames = [['a']]\n", "names is a list of other values; it must be a list"),
+        ("target = 'm'\nalso = [true]\n", "also is a list of other values; it must be a text"),
+        ("target = 'm'\nkeys = ['a']\n", "keys is a list; .* or true or false"),
         ("config = 'more.toml'\n", "cannot name another"),
         ("target = 'm'\nhelp = true\n", "'help' is not a setting"),
         ("target = 'm'\n'' = true\n", "'' is not a setting"),
@@ -102,6 +120,7 @@ def test_mistakes_name_the_file(file: Path, text: str | bytes, complaint: str) -
     with pytest.raises(ConfigError, match=complaint) as caught:
         parser().parse_args(["serve", "--config", str(file)])
     assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_anyone_may_write_is_refused(file: Path) -> None:

@@ -31,6 +31,7 @@ class Daemon(Shared, frozen=True, kw_only=True):
     heads: Annotated[tuple[str, ...], Meta(description="one", extra={"repeat": True})] | None = None
     lambdas: Annotated[tuple[float, ...], Meta(description="λ,λ")] = (1.0,)
     window: Annotated[Annotated[int, Meta(ge=0)] | Literal["auto"], Meta(description="of it")] = 4
+    memory: Annotated[int, Meta(gt=0, le=9000, description="b", extra={"form": "size"})] = 1
     rtt_s: Annotated[float, Meta(description="link", extra={"form": "duration"})] = 0
     keys: Annotated[
         Path, Meta(description="keys", extra={"form": "keys", "metavar": "DIR"})
@@ -158,3 +159,10 @@ def test_what_is_not_marked_live_needs_a_restart() -> None:
     old = Daemon(target=Path("m"))
     new = Daemon(target=Path("m"), drain_s=1.0, limits=Limits(most=9, rate=3.0), plain="other")
     assert fixed_changes(old, new) == ["drain_s", "rate", "plain"]
+
+
+@pytest.mark.parametrize("text", ["0", "0B", "10kB"])
+def test_a_value_with_a_unit_keeps_its_bounds(text: str) -> None:
+    assert parsed("--memory", "9kB").memory == 9000
+    with pytest.raises(argparse.ArgumentError, match=f"{text} is not above 0 and at most 9000"):
+        parsed("--memory", text)

@@ -190,6 +190,18 @@ def test_a_machine_that_slept_goes_on(edge: EdgeServer, tmp_path: Path) -> None:
     assert max(rtts_s) < 3.0
 
 
+def test_a_file_with_lines_is_not_overwritten(edge: EdgeServer, tmp_path: Path) -> None:
+    path = tmp_path / "lines.json"
+    path.write_text('{"event": "ping"}\n')
+    done = subprocess.run(
+        [*COMMAND, edge.endpoint, "--watch", "--every", "0.1", "--json", str(path)],
+        capture_output=True, text=True, check=False, timeout=WAIT_S,
+    )  # fmt: skip
+    assert done.returncode == 64
+    assert f"{path} is not empty" in done.stderr
+    assert path.read_text() == '{"event": "ping"}\n'
+
+
 @pytest.mark.parametrize("path", ["/dev/full", "/none/lines.json"])
 def test_a_file_that_takes_no_lines_is_named(edge: EdgeServer, path: str) -> None:
     done = subprocess.run(

@@ -6,7 +6,7 @@ from argparse import ArgumentTypeError
 
 import pytest
 
-from pilotfish.cli.quantities import duration, rate, share
+from pilotfish.cli.quantities import duration, rate, share, size
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,9 @@ from pilotfish.cli.quantities import duration, rate, share
         (rate, "800kbit", 800e3),
         (rate, "20Mbit", 20e6),
         (rate, "9600bit", 9600.0),
+        (size, "500kB", 500_000),
+        (size, "0", 0),
+        (size, "0B", 0),
         (share, "1%", 0.01),
         (share, "0.01", 0.01),
         (share, ".5 %", 0.005),

@@ -16,8 +16,12 @@ import pytest
 
 from pilotfish.base.errors import KeysError
 from pilotfish.cli import parser
+from pilotfish.cli.configuration import read_settings
+from pilotfish.cli.flags import from_args
 from pilotfish.deploy import power
 from pilotfish.deploy.errors import InstallError
+from pilotfish.lab.field.watch.probe import ProbeSettings
+from pilotfish.lab.field.watch.watch_settings import WatchSettings
 from pilotfish.wire.keys import DeviceKeys, EdgeKeys
 
 FOLDER = Path(str(resources.files("pilotfish"))) / "systemd"
@@ -180,6 +184,20 @@ def test_watch_writes_its_folder_alone_and_goes_on_after_a_kill() -> None:
     for grant in ("ReadWritePaths", "BindPaths", "DeviceAllow", "SupplementaryGroups"):
         assert grant not in service
     assert 'out = "/var/lib/pilotfish-watch/' in text("watch.toml")
+
+
+def test_watch_has_an_example_of_what_its_user_may_want(tmp_path: Path) -> None:
+    """Each key, also one behind a #, is a flag, and its value is one that the flag takes."""
+    lines = text("watch.toml").splitlines()
+    file = tmp_path / "watch.toml"
+    file.write_text("\n".join(re.sub(r"^#(?=[a-z-]+ = )", "", line) for line in lines))
+    keys = set(read_settings(file))
+    assert keys >= {"edge", "keys", "out", "every", "for", "protocols", "draft", "keep"}
+    assert keys >= {"max-tokens", "most-bytes", "goodput-bytes", "metrics", "name"}
+    words = ["field", "watch", "--config", str(file)]
+    settings = from_args(parser().parse_args(words), WatchSettings)
+    assert settings.metrics == ("127.0.0.1", 9466)
+    assert settings.probe == ProbeSettings()
 
 
 @pytest.mark.parametrize("name", [*MAIN, WATCH])

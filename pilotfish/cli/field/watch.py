@@ -5,10 +5,7 @@ import logging
 import shlex
 import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from types import FrameType
+from contextlib import ExitStack, closing
 
 from msgspec import structs
 
@@ -19,6 +16,8 @@ from pilotfish.cli.field.watch_screen import WatchLog, WatchScreen
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.logs import is_journal
 from pilotfish.cli.options import Commands
+from pilotfish.cli.stop_signals import SIGINT_CODE, Step, stopping_by
+from pilotfish.cli.streams import complain
 from pilotfish.device_runtime.link.link_group import LINK_LOG, load_keys
 from pilotfish.edge_runtime.metrics_server import MetricsServer
 from pilotfish.lab.field import matrix
@@ -29,8 +28,8 @@ from pilotfish.lab.field.watch.watch_metrics import WatchMetrics
 from pilotfish.lab.field.watch.watch_settings import WatchSettings
 from pilotfish.lab.field.watch.watching import Watching
 
-_INTERRUPTED = 130
-_ROW_S = 10.0  # time for the present row after SIGTERM
+_ROW_S = 2.5  # time for the present row after a signal
+_END_S = 1.5  # then, time to end all waits and to close the file
 _DESCRIPTION = """\
 In each round measures RTT and goodput, and generates one short answer by each protocol. Records
 when the edge was away. Neither the edge, the link, the clock nor a full disk ends a watch: it ends
@@ -89,39 +88,14 @@ def watch(settings: WatchSettings, clock: Clock | None = None) -> int:
             supervisor=supervisor,
             on_fetch=lambda done, total: supervisor.feed(),
         )
-        with _signals(watching) as received:
+        steps = Step(watching.stop, _ROW_S), Step(watching.interrupt, _END_S)
+        with stopping_by(*steps) as received:
             watching.run()
     _tell_end(settings, watching)
     lost = watching.rows.waiting + watching.rows.dropped
     if lost:
         raise OSError(f"{lost} rows are lost, because they could not be written to {settings.out}.")
-    return _INTERRUPTED if signal.SIGINT in received else 0
-
-
-@contextmanager
-def _signals(watching: Watching) -> Iterator[list[int]]:
-    """End the watch by SIGTERM and SIGINT: after the present row, or by a second signal at once.
-
-    Yield the signals so far.
-    """
-    received: list[int] = []
-
-    def obey(number: int, frame: FrameType | None) -> None:
-        received.append(number)
-        if len(received) > 1:
-            watching.interrupt()
-            return
-        watching.stop()
-        timer = threading.Timer(_ROW_S, watching.interrupt)
-        timer.daemon = True
-        timer.start()
-
-    before = {number: signal.signal(number, obey) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return SIGINT_CODE if signal.SIGINT in received else 0
 
 
 def _tell_begin(settings: WatchSettings, opened: WatchFile) -> None:

@@ -127,6 +127,7 @@ class Line:
         self._channel_lock = threading.Lock()  # held while a thread uses the channel
         self._next_lock = threading.Lock()  # held to set or take the next channel
         self._next: tuple[EdgeChannel, DeviceKeys | None] | None = None
+        self._arrived_s = time.monotonic()  # when the last message came, or the line was made
         self._closed = False
         self._process = os.getpid()  # process that owns the sockets; a fork cannot use them
         self._second = SecondConnection(lambda: self._dial(self.channel.endpoint, self._keys))
@@ -197,7 +198,13 @@ class Line:
             if arrived is None:
                 self._try_second()
                 return None
+            self._arrived_s = time.monotonic()
             return ReceivedReply(*arrived)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last message came, of any connection."""
+        return time.monotonic() - self._arrived_s
 
     def resume(self) -> None:
         """Continue an incomplete reply over the present connection."""

@@ -204,15 +204,23 @@ class CancelToken:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._has_ended = False
         self.last_checked_s = time.monotonic()
 
     def reset(self) -> None:
-        """Clear earlier cancellations, at the start of an answer."""
+        """Clear earlier cancellations, at the start of an answer; `end` is not one of them."""
         self._event.clear()
+        if self._has_ended:  # checked after `clear`, since `end` may come between
+            self._event.set()
         self.last_checked_s = time.monotonic()
 
     def cancel(self) -> None:
         """Make the next check raise."""
+        self._event.set()
+
+    def end(self) -> None:
+        """Make every later check raise: no further answer begins."""
+        self._has_ended = True
         self._event.set()
 
     def check(self) -> None:

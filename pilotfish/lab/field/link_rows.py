@@ -56,6 +56,11 @@ class Outage:
     reason: str = ""
 
 
+def is_possible(value: float) -> bool:
+    """Whether readers take this measured value; False for NaN."""
+    return -LARGEST <= value <= LARGEST
+
+
 PROBE_COLUMNS = tuple(column.name for column in fields(Probe))
 PROBE_JSON = ("rtts_s", "link", "signal", "position")  # columns that are stored as JSON
 OUTAGE_COLUMNS = tuple(column.name for column in fields(Outage))

@@ -8,17 +8,20 @@ gpsd sends a JSON object a line over TCP. After ``?WATCH`` it sends the receiver
 import math
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
 import msgspec
+
+from pilotfish.lab.field.link_rows import is_possible
 
 GPSD: Final = ("127.0.0.1", 2947)
 DECIMALS: Final = 3  # of degrees: about 110 m
 
 _LIMIT_S: Final = 2.5  # receivers report once a second
 _CONNECT_S: Final = 0.5
+_SLICE_S: Final = 0.2  # longest wait between two calls of on_wait
 _MOST_BYTES: Final = 256 << 10
 _WATCH: Final = b'?WATCH={"enable":true,"json":true};\n'
 _FIX_2D: Final = 2  # mode of a fix with latitude and longitude
@@ -43,18 +46,23 @@ class _Report(msgspec.Struct):
 
 
 def read_position(
-    address: tuple[str, int] = GPSD, *, decimals: int = DECIMALS, limit_s: float = _LIMIT_S
+    address: tuple[str, int] = GPSD,
+    *,
+    decimals: int = DECIMALS,
+    limit_s: float = _LIMIT_S,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> Position | None:
     """Return the position; None without gpsd, receiver or fix. Takes at most ``limit_s``.
 
     The result has ``lat`` and ``lon`` (degrees, rounded to ``decimals``) and, where known,
     ``alt_m`` (above sea level), ``error_m`` (the receiver's horizontal error with 95 % confidence)
-    and ``speed_m_s``.
+    and ``speed_m_s``. A value that is impossible counts as unknown. on_wait: called several times a
+    second.
     """
     until_s = time.monotonic() + limit_s
     with suppress(OSError), socket.create_connection(address, min(_CONNECT_S, limit_s)) as gpsd:
         gpsd.sendall(_WATCH)
-        for line in _lines(gpsd, until_s):
+        for line in _lines(gpsd, until_s, on_wait):
             report = _decode(line)
             if report.kind == "DEVICES" and not report.devices:
                 return None  # no receiver: no report will come
@@ -63,12 +71,16 @@ def read_position(
     return None
 
 
-def _lines(gpsd: socket.socket, until_s: float) -> Iterator[bytes]:
+def _lines(gpsd: socket.socket, until_s: float, on_wait: Callable[[], None]) -> Iterator[bytes]:
     """Yield the lines that arrive until this time (monotonic)."""
     unread, received = b"", 0
     while received < _MOST_BYTES and (left_s := until_s - time.monotonic()) > 0.0:
-        gpsd.settimeout(left_s)
-        part = gpsd.recv(4096)  # a time-out is an OSError
+        on_wait()
+        gpsd.settimeout(min(left_s, _SLICE_S))
+        try:
+            part = gpsd.recv(4096)
+        except TimeoutError:
+            continue
         if not part:
             return
         received += len(part)
@@ -100,7 +112,7 @@ def _position(report: _Report, decimals: int) -> Position | None:
         {
             key: round(value, 1)
             for key, value in known.items()
-            if value is not None and math.isfinite(value)
+            if value is not None and is_possible(value)  # False for NaN, too
         }
     )
     return position

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Annotated, Final
 
 import msgspec
@@ -55,21 +56,41 @@ class ProbeSettings(msgspec.Struct, frozen=True, kw_only=True):
 _DEFAULT: Final = ProbeSettings()
 
 
-def measure_link(link: EdgeLink, settings: ProbeSettings = _DEFAULT) -> Probe:
+def measure_link(
+    link: EdgeLink,
+    settings: ProbeSettings = _DEFAULT,
+    *,
+    on_wait: Callable[[], None] = lambda: None,
+    on_loss: Callable[[float], None] = lambda silent_s: None,
+) -> Probe:
     """Measure the link, then read the radio and the position; the power is that of measuring.
 
     ``began_unix_s`` and ``clock_s`` of the result are 0: the caller has the clocks. Raises the
     link's errors if the edge is lost during the pings. If it is lost later, the goodput is None.
+    on_wait: called after each ping, and several times a second while radio and position are read;
+    an error that it raises ends the probe. on_loss: called if the edge is lost in the transfer,
+    with the seconds since the last message came.
     """
     before, begun_ns = link.estimator.probing, time.monotonic_ns()
     watts = energy.Meter(energy.rails())
     with watts:
-        pings = [ping(link) for _ in range(settings.pings)]
+        pings = []
+        for _ in range(settings.pings):
+            pings.append(ping(link))
+            on_wait()
         rtts_s = [each.rtt_s for each in pings if each.rtt_s is not None]
         state = link.state()
-        up, down = _goodput(link, settings, min(rtts_s, default=0.0))
+        try:
+            up, down = _goodput(link, settings, min(rtts_s, default=0.0))
+        except EdgeLostError:
+            up = down = None
+            on_loss(link.silent_s)
+        on_wait()
         took_s = (time.monotonic_ns() - begun_ns) * 1e-9
     cost = link.estimator.probing.since(before)
+    position = None
+    if settings.position:
+        position = read_position(decimals=settings.position_decimals, on_wait=on_wait)
     return Probe(
         began_unix_s=0.0,
         clock_s=0.0,
@@ -83,8 +104,8 @@ def measure_link(link: EdgeLink, settings: ProbeSettings = _DEFAULT) -> Probe:
         uplink_bytes=cost.uplink_bytes,
         downlink_bytes=cost.downlink_bytes,
         link=state,
-        signal=read_signal(),
-        position=read_position(decimals=settings.position_decimals) if settings.position else None,
+        signal=read_signal(on_wait=on_wait),
+        position=position,
         power_w=None if watts.joules is None else watts.joules / took_s,
     )
 
@@ -93,15 +114,12 @@ def _goodput(
     link: EdgeLink, settings: ProbeSettings, rtt_s: float
 ) -> tuple[Goodput | None, Goodput | None]:
     """Return the goodput up and down; by trains if there is no transfer, or it was refused."""
-    try:
-        measure_rates(link, brief=settings.goodput_bytes > 0)
-        state = link.state()
-        by_trains = _by_train(state.up), _by_train(state.down)
-        if not settings.goodput_bytes:
-            return by_trains
-        up, down, _ = measure_goodput(link, settings.goodput_bytes, rtt_s=rtt_s)
-    except EdgeLostError:
-        return None, None
+    measure_rates(link, brief=settings.goodput_bytes > 0)
+    state = link.state()
+    by_trains = _by_train(state.up), _by_train(state.down)
+    if not settings.goodput_bytes:
+        return by_trains
+    up, down, _ = measure_goodput(link, settings.goodput_bytes, rtt_s=rtt_s)
     if up is None or down is None:
         _log.info("a transfer was refused or broke off: the goodput is an estimate by short trains")
     return up or by_trains[0], down or by_trains[1]

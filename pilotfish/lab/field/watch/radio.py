@@ -9,8 +9,11 @@ is needed after each start of the modem. This module changes no setting of the m
 
 import os
 import re
+import select
 import shutil
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
@@ -22,6 +25,7 @@ SIGNAL: Final = ("mmcli", "-J", "-m", "any", "--signal-get")
 MODEM: Final = ("mmcli", "-J", "-m", "any")
 
 _LIMIT_S: Final = 2.0  # ModemManager may wait for a modem that does not answer
+_SLICE_S: Final = 0.2  # longest wait between two calls of on_wait
 _MOST_BYTES: Final = 256 << 10
 _MOST_LETTERS: Final = 64
 # the technologies by ModemManager's names, newest first, with the measure that counts as `dbm`
@@ -82,26 +86,29 @@ class _SignalReply(msgspec.Struct):
     modem: _Measures
 
 
-def read_signal(wireless: Path = WIRELESS) -> Signal | None:
+def read_signal(
+    wireless: Path = WIRELESS, *, on_wait: Callable[[], None] = lambda: None
+) -> Signal | None:
     """Return the signal, with its ``source``; None without a radio that has a link.
 
     ``dbm`` is the strength, and ``dbm_of`` names its measure: "rsrp" (LTE, 5G), "rscp" (UMTS),
     "rssi" (GSM, CDMA) or "level" (WLAN). A modem also has the other measures, and the technology
     and the network's name and code if known. A machine with a connected modem and WLAN has the
-    WLAN's level as ``wlan_dbm``. Takes at most 4 s, if the modem does not answer.
+    WLAN's level as ``wlan_dbm``. Takes at most 4 s, if the modem does not answer. on_wait: called
+    several times a second.
     """
-    modem = _read_modem()
+    modem = _read_modem(on_wait)
     level = signal_dbm(wireless)
     if modem is None:
         return None if level is None else {"source": "WLAN", "dbm": level, "dbm_of": "level"}
     return modem if level is None else {**modem, "wlan_dbm": level}
 
 
-def _read_modem() -> Signal | None:
+def _read_modem(on_wait: Callable[[], None]) -> Signal | None:
     if shutil.which(MODEM[0]) is None:
         return None
-    modem = _output(MODEM)
-    return None if modem is None else modem_signal(modem, _output(SIGNAL))
+    modem = _output(MODEM, on_wait)
+    return None if modem is None else modem_signal(modem, _output(SIGNAL, on_wait))
 
 
 def modem_signal(modem: bytes, measures: bytes | None) -> Signal | None:
@@ -164,19 +171,41 @@ def _decode(output: bytes, kind: type[_Reply]) -> _Reply | None:
         return None
 
 
-def _output(command: tuple[str, ...]) -> bytes | None:
-    """Return the output of a command; None if it fails, takes too long or writes too much."""
-    environment = {**os.environ, "LC_ALL": "C.UTF-8"}
+def _output(command: tuple[str, ...], on_wait: Callable[[], None]) -> bytes | None:
+    """Return the output of a command; None if it fails, takes too long or writes too much.
+
+    The command and its output have at most `_LIMIT_S` and `_MOST_BYTES`, whatever it does. It is
+    killed if it is still there after that, or if ``on_wait`` raises.
+    """
+    until_s = time.monotonic() + _LIMIT_S
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             command,
-            check=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            timeout=_LIMIT_S,
-            env=environment,
+            env={**os.environ, "LC_ALL": "C.UTF-8"},
+            start_new_session=True,  # Ctrl-C is for the watch
         )
-    except (OSError, subprocess.SubprocessError):
+    except OSError:
         return None
-    return done.stdout if done.returncode == 0 and len(done.stdout) <= _MOST_BYTES else None
+    assert process.stdout is not None
+    output = bytearray()
+    with process.stdout as pipe:  # not the process: that would wait for its end
+        try:
+            while (left_s := until_s - time.monotonic()) > 0.0 and len(output) <= _MOST_BYTES:
+                on_wait()
+                if not select.select([pipe], [], [], min(left_s, _SLICE_S))[0]:
+                    continue
+                part = os.read(pipe.fileno(), 1 << 16)
+                if not part:
+                    status = process.wait(max(0.1, until_s - time.monotonic()))
+                    return bytes(output) if status == 0 else None
+                output += part
+        except (OSError, subprocess.SubprocessError):
+            return None
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return None

@@ -70,6 +70,7 @@ class WatchSettings(EngineSettings, frozen=True, kw_only=True):
             "maximum size of the run file; the oldest rounds are deleted (default: 200MB)",
             form="size",
             metavar="SIZE",
+            gt=0,
         ),
     ] = 200_000_000
     probe: ProbeSettings = ProbeSettings()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from pilotfish.base.errors import EdgeUnreachableError, PairMismatchError, PilotfishError
 from pilotfish.device_runtime.device import Device
-from pilotfish.device_runtime.link.retry import AWAY
+from pilotfish.device_runtime.link.retry import AWAY, CancelToken
 from pilotfish.device_runtime.record import Round
 from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.lab.field.run import Model
@@ -39,6 +39,7 @@ class WatchedEdge:
         self._on_round = on_round
         self._on_fetch = on_fetch
         self._device: Device | None = None
+        self._cancel_token = CancelToken()
 
     def reach(self) -> Device:
         """Return a device whose edge has just answered a ping, and serves the target.
@@ -76,10 +77,23 @@ class WatchedEdge:
         """Whether there is a connection to the edge, as far as the device knows."""
         return self._device is not None and self._device.link_up
 
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the edge's last message came; None without a device."""
+        if self._device is None:
+            return None
+        return self._device.measure(lambda link: link.silent_s)
+
     def interrupt(self) -> None:
-        """End the running answer, and waits for the edge. For any thread."""
-        if self._device is not None:
-            self._device.interrupt()
+        """End all waits for the edge, now and later, with `InterruptedGenerationError`.
+
+        For any thread, at any time: also while a device opens, and between two calls.
+        """
+        self._cancel_token.end()
+
+    def check(self) -> None:
+        """Raise `InterruptedGenerationError` after `interrupt`."""
+        self._cancel_token.check()
 
     def close(self) -> None:
         """Close the device."""
@@ -98,6 +112,7 @@ class WatchedEdge:
             on_round=self._on_round,
             on_fetch=self._on_fetch,
             texts="off" if str(settings.draft) == TEXT else None,
+            cancel_token=self._cancel_token,
         )
 
 

@@ -3,7 +3,7 @@
 In: the settings of a watch and its run file. Out: rows in the file, and calls to listeners.
 
 Nothing that link, edge, clock or disk do ends a watch. An edge that cannot be used begins an
-outage: at the time of the first attempt that failed, or of the last success before it, whichever is
+outage: at the time of the first attempt that failed, or of the last message before, whichever is
 later. The outage ends with the first ping that is answered by the same target. Between rounds the
 watch pings the edge at least once a minute, and at once if the connection breaks.
 """
@@ -15,7 +15,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pilotfish.base.errors import InterruptedGenerationError, PilotfishError, PromptTooLongError
+from pilotfish.base.errors import (
+    EdgeLostError,
+    InterruptedGenerationError,
+    PilotfishError,
+    PromptTooLongError,
+)
 from pilotfish.base.supervisor import Supervisor
 from pilotfish.device_runtime import energy
 from pilotfish.device_runtime.device import Device
@@ -81,6 +86,7 @@ class Watching:
         self._outage: Outage | None = None
         self._measurement: tuple[Device, Measurement] | None = None
         self._succeeded = self._stamp()  # time of the last sign of life of the edge
+        self._silent_since: Stamp | None = None  # the edge was lost in the last probe's transfer
         self._offset_s = self._offset()
         self._pause_s = _FIRST_PAUSE_S
         # times by the run's clock: of the next ping, of the next write of waiting rows, of the next
@@ -93,7 +99,7 @@ class Watching:
         self._stopped = True
 
     def interrupt(self) -> None:
-        """End the watch now; the answer that is being measured does not count."""
+        """End the watch now, whatever it waits for; the row that is being measured is lost."""
         self._stopped = True
         self._edge.interrupt()
 
@@ -176,9 +182,13 @@ class Watching:
         except PromptTooLongError:
             raise  # no later attempt can succeed
         except PilotfishError as error:
-            self._lost(max(began, self._succeeded, key=lambda stamp: stamp.clock_s), str(error))
+            signs = [self._silent_since or began, self._succeeded]
+            if isinstance(error, EdgeLostError) and (silent_s := self._edge.silent_s) is not None:
+                signs.append(self._ago(silent_s))
+            self._lost(max(signs, key=lambda stamp: stamp.clock_s), str(error))
         else:
-            self._succeeded = self._stamp()
+            if self._silent_since is None:
+                self._note_reply()
 
     def _lost(self, began: Stamp, reason: str) -> None:
         """Note that the edge cannot be used, and plan the next attempt."""
@@ -196,9 +206,8 @@ class Watching:
 
     def _on_reached(self) -> None:
         """Note that the edge can be used, and plan the next ping."""
-        now = self._stamp()
+        now = self._note_reply()
         self._check_at_s = now.clock_s + _CHECK_S
-        self._succeeded = now
         target = self._edge.target
         if self._facts.target is None and target is not None:
             software = self._edge.software
@@ -212,9 +221,14 @@ class Watching:
         self._supervisor.status(f"Watching {self._settings.edge}")
 
     def _on_round(self, round_: Round) -> None:
-        self._succeeded = self._stamp()
+        self._note_reply()
         self._supervisor.feed()
         self._log(round_)
+
+    def _note_reply(self) -> Stamp:
+        """Note a sign of life of the edge; return its time."""
+        self._succeeded, self._silent_since = self._stamp(), None
+        return self._succeeded
 
     # A round
 
@@ -253,8 +267,22 @@ class Watching:
         return cells
 
     def _probe(self, device: Device, began: Stamp) -> Probe:
-        probe = device.measure(partial(measure_link, settings=self._settings.probe))
+        settings = self._settings.probe
+        probe = device.measure(
+            lambda link: measure_link(
+                link, settings, on_wait=self._on_wait, on_loss=self._on_transfer_lost
+            )
+        )
         return replace(probe, began_unix_s=began.unix_s, clock_s=began.clock_s)
+
+    def _on_wait(self) -> None:
+        """Feed the watchdog while a probe waits; raise if the watch is to end now."""
+        self._supervisor.feed()
+        self._edge.check()
+
+    def _on_transfer_lost(self, silent_s: float) -> None:
+        """Note when the last message came: an outage may have begun then."""
+        self._silent_since = self._ago(silent_s)
 
     def _answer(
         self,
@@ -276,6 +304,10 @@ class Watching:
         return None
 
     # Clocks and the file
+
+    def _ago(self, seconds: float) -> Stamp:
+        now = self._stamp()
+        return Stamp(now.unix_s - seconds, now.clock_s - seconds)
 
     def _offset(self) -> float:
         return self._clock.unix_s() - self._clock.boot_s()

@@ -6,6 +6,7 @@ The protocol: https://gpsd.io/gpsd_json.html.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from pilotfish.base.errors import InterruptedGenerationError
 from pilotfish.lab.field.watch.position import read_position
 
 VERSION = {"class": "VERSION", "release": "3.22", "proto_major": 3, "proto_minor": 14}
@@ -93,6 +95,33 @@ def test_an_old_gpsd() -> None:
         assert read_position(address) == {"lat": -1.0, "lon": 2.0, "alt_m": 7.0, "error_m": 5.0}
 
 
+@pytest.mark.parametrize("value", [1e308, -1e308, 1.1e15])
+@pytest.mark.parametrize("key", ["altMSL", "eph", "speed"])
+def test_an_impossible_value_is_unknown(key: str, value: float) -> None:
+    """A report would refuse the whole file because of it."""
+    with gpsd(RECEIVER, {**FIX, key: value}) as address:
+        position = read_position(address)
+    assert position is not None
+    assert len(position) == 4
+    assert all(abs(float(each)) < 1e15 for each in position.values())
+
+
+def test_the_largest_errors_have_no_sum() -> None:
+    fix = {key: value for key, value in FIX.items() if key != "eph"}
+    with gpsd(RECEIVER, {**fix, "epx": 1.7e308, "epy": 1.7e308}) as address:
+        position = read_position(address)
+    assert position is not None
+    assert "error_m" not in position
+
+
+def test_a_wait_for_a_fix_can_be_ended() -> None:
+    def end() -> None:
+        raise InterruptedGenerationError("The watch ends.")
+
+    with gpsd(RECEIVER) as address, pytest.raises(InterruptedGenerationError):
+        read_position(address, limit_s=30.0, on_wait=end)
+
+
 def test_no_receiver_ends_at_once() -> None:
     begun_s = time.monotonic()
     with gpsd({"class": "DEVICES", "devices": []}) as address:
@@ -112,6 +141,11 @@ def test_nothing_listens() -> None:
         (),
         (RECEIVER, {"class": "TPV", "mode": 1}),
         (RECEIVER, {**FIX, "lat": 91.0}),
+        (RECEIVER, {**FIX, "lat": -90.001}),
+        (RECEIVER, {**FIX, "lon": 1e308}),
+        (RECEIVER, json.dumps({**FIX, "lat": math.nan}).encode() + b"\n"),
+        (RECEIVER, json.dumps({**FIX, "altMSL": math.inf}).encode() + b"\n"),
+        (RECEIVER, json.dumps(FIX).replace("519.04", "1e999").encode() + b"\n"),
         (RECEIVER, {**FIX, "lat": "48.1"}),
         (RECEIVER, {**FIX, "mode": "3"}),
         (RECEIVER, {key: value for key, value in FIX.items() if key != "lon"}),

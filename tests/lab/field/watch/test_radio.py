@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from pilotfish.base.errors import InterruptedGenerationError
 from pilotfish.lab.field.watch import radio
 from pilotfish.lab.field.watch.radio import modem_signal, read_signal
 
@@ -148,3 +149,41 @@ def test_a_faulty_mmcli_is_as_none(
     assert signal is not None
     assert signal["source"] == "WLAN"
     assert time.monotonic() - begun_s < 5.0
+
+
+def test_an_endless_output_is_not_read_to_its_end(
+    programs: Path, wlan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(radio, "_LIMIT_S", 20.0)
+    pid = programs / "pid"
+    install(
+        programs,
+        f"import os; open({str(pid)!r}, 'w').write(str(os.getpid()))",
+        "while True: sys.stdout.write('x' * 65536); sys.stdout.flush(); time.sleep(0.01)",
+    )
+    begun_s = time.monotonic()
+    signal = read_signal(wlan)
+    assert signal is not None
+    assert signal["source"] == "WLAN"
+    assert time.monotonic() - begun_s < 10.0
+    assert not Path("/proc", pid.read_text()).exists()
+
+
+def test_a_wait_for_the_modem_can_be_ended(
+    programs: Path, wlan: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(radio, "_LIMIT_S", 20.0)
+    pid = programs / "pid"
+    install(
+        programs,
+        f"import os; open({str(pid)!r}, 'w').write(str(os.getpid()))",
+        "sys.stdout.write('{'); sys.stdout.flush(); time.sleep(60)",
+    )
+
+    def end() -> None:
+        if pid.exists() and pid.read_text():
+            raise InterruptedGenerationError("The watch ends.")
+
+    with pytest.raises(InterruptedGenerationError):
+        read_signal(wlan, on_wait=end)
+    assert not Path("/proc", pid.read_text()).exists()

@@ -238,6 +238,40 @@ def test_what_only_an_operator_can_mend_is_an_outage(
     assert not numbers(out)
 
 
+class Breaking(Relay):
+    """Breaks for ever once it has brought so many bytes from the edge; at_s: when it did."""
+
+    def __init__(self, target, clock, most_bytes):
+        self._clock, self._left = clock, most_bytes
+        self.at_s = 0.0
+        super().__init__(target)
+
+    def readers(self):
+        return None, self._count
+
+    def _count(self, data):
+        self._left -= len(data)
+        if self._left <= 0:
+            self.turn_to(f"tcp://127.0.0.1:{free_port()}")
+            self.at_s = self.at_s or self._clock.boot_s()
+            raise OSError
+
+
+@pytest.mark.parametrize(("most_bytes", "rounds"), [(500_000, 1), (1_500, 0)])
+def test_an_outage_begins_with_the_last_message(edge, out, prompts, most_bytes, rounds):
+    """The link breaks in the transfer of a probe, whose pings are kept, or in an answer."""
+    clock = JumpingClock()
+    with closing(Breaking(edge.endpoint, clock, most_bytes)) as relay:
+        begun_s = clock.boot_s()
+        watched(settings_of(relay.endpoint, out, prompts, rounds=0.1), clock)
+    (outage,) = outages(out)
+    assert len(numbers(out)) == rounds
+    assert outage.began_clock_s == pytest.approx(relay.at_s - begun_s, abs=0.3)
+    with Run.open(out) as run:
+        probes = list(run.probes())
+    assert [probe.down_bps for probe in probes] == [None] * rounds
+
+
 def test_the_time_off_is_in_no_outage(edge, out, prompts):
     """The edge is away when the watch stops, and the watch is off for a round."""
     clock = JumpingClock()
