@@ -17,7 +17,6 @@ from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.logs import is_journal
 from pilotfish.cli.options import Commands
 from pilotfish.cli.stop_signals import SIGINT_CODE, Step, stopping_by
-from pilotfish.cli.streams import complain
 from pilotfish.device_runtime.link.link_group import LINK_LOG, load_keys
 from pilotfish.edge_runtime.metrics_server import MetricsServer
 from pilotfish.lab.field import matrix
