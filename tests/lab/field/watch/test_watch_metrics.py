@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import socket
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from prometheus_client.exposition import generate_latest
 
 from pilotfish.cli import main
 from pilotfish.device_runtime.record import Choice, Round
+from pilotfish.edge_runtime.metrics_server import MetricsServer
 from pilotfish.lab.field.link_rows import Outage, Probe
 from pilotfish.lab.field.run import Answer, Facts, MatrixSettings, Model, Start, Watch
 from pilotfish.lab.field.token_speed import steady_token_s
@@ -249,6 +251,38 @@ def test_foreign_protocols_do_not_grow_the_metrics() -> None:
     for number in range(100):
         metrics.on_answer(answer("auto", choice=choice(f"protocol {number}")))
     assert samples(metrics)["choices_total,other"] == 100
+
+
+@pytest.mark.parametrize(
+    "name", ['a "b" \\ {c="d"} 1\n# HELP e', "\x00\x1b[31m\u202e", "ü\ufffd", "m" * 1_000_000]
+)
+def test_any_name_of_a_device_is_one_short_label(name: str) -> None:
+    metrics = WatchMetrics(EDGE, dataclasses.replace(FACTS, device=name), SetClock())
+    with closing(MetricsServer("127.0.0.1", 0)) as server:
+        server.serve(metrics.families)
+        text = exposition(int(server.address.rpartition(":")[2]))
+    check_exposition(text)
+    assert len(text) < 20_000
+    (line,) = (each for each in text.splitlines() if each.startswith("pilotfish_watch_build_info"))
+    assert line.isprintable()
+
+
+def test_scrapers_that_do_not_read_stop_neither_the_watch_nor_other_scrapers() -> None:
+    metrics = full_watch()
+    with closing(MetricsServer("127.0.0.1", 0)) as server, ExitStack() as stack:
+        server.serve(metrics.families)
+        port = int(server.address.rpartition(":")[2])
+        for _ in range(200):
+            scraper = socket.create_connection(("127.0.0.1", port), 10.0)
+            stack.callback(scraper.close)
+            with suppress(OSError):  # the server may have closed it to make room
+                scraper.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        counts = []
+        for number in range(20):
+            for _ in range(50):
+                metrics.on_answer(answer("stream"))
+            counts.append(scrape(port)['pilotfish_watch_answers_total{protocol="stream"}'])
+            assert counts[-1] == 1 + 50 * (number + 1)
 
 
 def test_a_watch_without_its_edge_serves_that_it_is_away(tmp_path: Path) -> None:
