@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from pilotfish.base.files import write_output
 from pilotfish.cli.options import Commands
 from pilotfish.monitoring.files import monitoring_files
 
@@ -46,6 +47,6 @@ def _write(args: argparse.Namespace) -> int:
     folder: Path = args.out
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in monitoring_files().items():
-        (folder / name).write_text(text, encoding="utf-8")
+        write_output(folder / name, text.encode())
         print(folder / name)
     return 0

@@ -40,15 +40,16 @@ _NOW = Section(
             "Time since the newest probe or answer. Longer than the interval of the watch: the "
             "edge is away, or the watch hangs.",
             "s",
-            (Query(f"time() - {series(f'{_W}last_success_timestamp_seconds')}"),),
+            (Query(series(f"{_W}last_success_age_seconds")),),
             kind="stat",
             width=4,
         ),
         Panel(
             "Since the last row",
-            "Time since the newest row: a probe, an answer, or begin or end of an outage.",
+            "Age of the newest row in the run file: a probe, an answer, begin or end of an outage, "
+            "or the start of the watch.",
             "s",
-            (Query(f"time() - {series(f'{_W}last_row_timestamp_seconds')}"),),
+            (Query(series(f"{_W}last_row_age_seconds")),),
             kind="stat",
             width=4,
         ),
@@ -131,8 +132,8 @@ _LINK = Section(
         ),
         Panel(
             "Goodput is a bound",
-            "1 where the true payload rate is at least the value of the panel Goodput: the "
-            "transfer was too short to measure more.",
+            "1 where the value of the panel Goodput is only a lower bound: the transfer of the "
+            "probe was too short, so the link may be faster. 0 where it was measured.",
             "none",
             (
                 Query(series(f"{_W}goodput_up_bound"), "up, {{instance}}"),
@@ -185,7 +186,8 @@ _ANSWERS = Section(
     (
         Panel(
             "Time per token",
-            "Seconds per token of the last answer, reading the prompt included, by protocol.",
+            "Seconds per token of the last answer after its first round, by protocol: what a "
+            "report calls time per token. The first round reads the prompt.",
             "s",
             (Query(series(f"{_W}token_seconds"), "{{protocol}}, {{instance}}"),),
         ),
@@ -281,8 +283,8 @@ _FILE = Section(
         ),
         Panel(
             "Settings of the wall clock",
-            "How often someone set the wall clock in the last hour. The run's clock does not "
-            "follow.",
+            "How often the wall clock was set in the last hour, by a person or by NTP. The run's "
+            "clock does not follow.",
             "none",
             (Query(f"increase({series(f'{_W}clock_steps_total')}[1h])"),),
         ),

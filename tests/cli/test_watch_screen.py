@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+import time
 
 import pytest
 
@@ -10,6 +12,7 @@ from pilotfish.cli.field.watch_screen import WatchLog, WatchScreen
 from pilotfish.lab.field.link_rows import Outage, Probe
 from pilotfish.lab.field.watch.clock import Stamp
 from pilotfish.lab.field.watch.listener import WatchListener, WatchRound
+from tests.support.made_answers import answer, stream
 
 
 def round_of(number: int, **failed: str) -> WatchRound:
@@ -33,8 +36,8 @@ def tell_a_day(listener: WatchListener) -> None:
     listener.on_outage(outage)
     ended = {"ended_unix_s": 1e9 + 70.0, "ended_clock_s": 80.0}
     listener.on_outage(Outage(**{**vars(outage), **ended}))
-    listener.on_disk("/x cannot be written: full.", 1)
-    listener.on_disk("", 0)
+    listener.on_disk(Stamp(1e9, 5.0), "/x cannot be written: full.", 1)
+    listener.on_disk(Stamp(1e9, 5.0), "", 0)
     listener.on_clock_step(Stamp(1e9, 5.0), -3600.0)
 
 
@@ -60,3 +63,13 @@ def test_people_get_a_line_a_round(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 288 + 5
     assert "RTT 50.0 ms (1 lost)   up ≥ 2.5 down – Mbit/s   wisv: this edge has no head" in lines[0]
+    assert "the wall clock was set by -3600 s" in lines[-1]
+    at = time.strftime("%H:%M:%S", time.localtime(1e9))
+    assert lines[-3].startswith(f"{at}  /x cannot be written")  # the event's time
+
+
+def test_the_time_per_token_is_that_of_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    slow_prompt = answer(stream(10.0, 0.5, 0.4, 0.6), protocol="stream")
+    short = answer(stream(0.5), protocol="auto")
+    WatchScreen().on_round(dataclasses.replace(round_of(1), answers=[slow_prompt, short]))
+    assert "stream 250 ms/token   auto – ms/token" in capsys.readouterr().err

@@ -131,7 +131,14 @@ def cases() -> Iterator[Case]:
         "52h",
         {memory: "1000000+5000x640", started: "0x640"},
         {memory: "1000000+50x640", started: "0x640"},
-        {memory: "1000000+5000x640", started: "100000x640"},  # it has started a day ago
+        {memory: "1000000+5000x640", started: "0x300 90000x340"},  # it has started a day ago
+        {memory: "_x240 1000000+5000x400", started: "_x240 0x400"},  # it is scraped for 32 h
+    )
+    yield Case(  # its wall clock is ahead of that of Prometheus
+        "PilotfishEdgeMemoryGrows",
+        True,
+        "52h",
+        {memory: "1000000+5000x640", started: "9e9x640"},
     )
 
     link = of(DEVICE, "pilotfish_link_up")
@@ -167,19 +174,26 @@ def cases() -> Iterator[Case]:
     away = of(WATCH, "pilotfish_watch_away")
     yield from both("PilotfishWatchEdgeAway", "5m", {away: "1x9"}, {away: "0x3 1 0x9"})
     rtt = of(WATCH, "pilotfish_watch_probe_rtt_p90_seconds")
-    yield from both("PilotfishWatchRttHigh", "20m", {rtt: "0.7x30"}, {rtt: "0.3x30"})
-    row, every = (
-        of(WATCH, f"pilotfish_watch_{name}")
-        for name in ("last_row_timestamp_seconds", "interval_seconds")
+    yield from both(
+        "PilotfishWatchRttHigh",
+        "20m",
+        {rtt: "0.7x30", away: "0x30"},
+        {rtt: "0.3x30", away: "0x30"},
+        {rtt: "0.7x30", away: "0x10 1x20"},  # the last probe is from before the outage
     )
+    age, every, failing = (
+        of(WATCH, f"pilotfish_watch_{name}")
+        for name in ("last_row_age_seconds", "interval_seconds", "disk_failing")
+    )
+    hangs = {age: "0+60x40", every: "300x40", away: "0x40", failing: "0x40"}
     yield from both(
         "PilotfishWatchNoRows",
         "30m",
-        {row: "600x40", every: "300x40", away: "0x40"},
-        {row: "600+60x40", every: "300x40", away: "0x40"},
-        {row: "600x40", every: "300x40", away: "1x40"},
+        hangs,
+        hangs | {age: "0 60 120 180 240 0 60 120 180 240 0x30"},
+        hangs | {away: "1x40"},
+        hangs | {failing: "1x40"},  # which has an alert of its own
     )
-    failing = of(WATCH, "pilotfish_watch_disk_failing")
     yield from both("PilotfishWatchDiskFails", "3m", {failing: "1x9"}, {failing: "0x9"})
     dropped = of(WATCH, "pilotfish_watch_dropped_rows_total")
     yield from both("PilotfishWatchRowsLost", "9m", {dropped: "0x3 5x9"}, {dropped: "0x12"})

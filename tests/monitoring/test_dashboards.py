@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -32,6 +34,7 @@ from tests.conftest import Pair
 from tests.device_runtime.test_metrics import everything
 from tests.lab.field.watch.test_watch_metrics import full_watch
 from tests.lab.test_host import sensor
+from tests.support.commands import command
 from tests.support.daemons import exposition, free_port, running
 
 COUNTED = (
@@ -187,3 +190,26 @@ def test_the_command_says_where_it_cannot_write(
     (tmp_path / "file").write_text("")
     assert main(["dashboards", "--out", str(tmp_path / "file")]) == 74
     assert str(tmp_path / "file") in capsys.readouterr().err
+    (tmp_path / "taken" / "pilotfish-edge.json").mkdir(parents=True)
+    assert main(["dashboards", "--out", str(tmp_path / "taken")]) == 74
+    assert "pilotfish-edge.json" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
+    (tmp_path / "pilotfish-edge.json").write_text("old")
+    few_blocks = f"ulimit -f 8; {shlex.join(command('dashboards', '--out', tmp_path))}"
+    ran = subprocess.run(["bash", "-c", few_blocks], capture_output=True, text=True, check=False)
+    assert ran.returncode == 74
+    assert str(tmp_path / "pilotfish-edge.json") in ran.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["pilotfish-edge.json"]
+    assert (tmp_path / "pilotfish-edge.json").read_text() == "old"
+
+
+def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
+    provisioned, folder = tmp_path / "provisioned.json", tmp_path / "monitoring"
+    provisioned.write_text("old")
+    folder.mkdir()
+    (folder / "pilotfish-edge.json").symlink_to(provisioned)
+    assert main(["dashboards", "--out", str(folder)]) == 0
+    assert (folder / "pilotfish-edge.json").is_symlink()
+    assert json.loads(provisioned.read_text())["uid"] == "pilotfish-edge"

@@ -25,6 +25,21 @@ def chain(window, accepted, *, ms=10.0, protocol="greedy", up=50, down=60, **jud
     )
 
 
+def stream(*seconds):
+    """Messages of a stream, each of two tokens after so long; the first one reads the prompt."""
+    return [
+        Round(
+            protocol="stream",
+            start=2 * number,
+            window=0,
+            accepted=0,
+            tokens=[1, 2],
+            timings=Timings(verify=took_s),
+        )
+        for number, took_s in enumerate(seconds)
+    ]
+
+
 def answer(rounds, *, protocol="greedy", window=4, **more):
     """A finished answer of these rounds."""
     total_s = sum(r.timings.total for r in rounds)

@@ -43,6 +43,7 @@ class Plan(WatchListener):
         self.outages: list[Any] = []
         self.steps: list[float] = []
         self.disk: list[str] = []
+        self.written: list[int] = []
         self.acts = acts or {}
 
     def on_round(self, round_: WatchRound) -> None:
@@ -55,8 +56,11 @@ class Plan(WatchListener):
     def on_clock_step(self, stamp: Any, by_s: float) -> None:
         self.steps.append(by_s)
 
-    def on_disk(self, problem: str, waiting: int) -> None:
+    def on_disk(self, stamp: Any, problem: str, waiting: int) -> None:
         self.disk.append(problem)
+
+    def on_rows(self, written: int, failures: int, dropped: int, file_bytes: int) -> None:
+        self.written.append(written)
 
 
 def settings_of(edge: str, out: Path, prompts: Path, **changes: Any) -> WatchSettings:

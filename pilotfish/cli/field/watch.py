@@ -76,7 +76,7 @@ def watch(settings: WatchSettings, clock: Clock | None = None) -> int:
         _tell_begin(settings, opened)
         listeners: list[WatchListener] = [WatchLog() if is_journal() else WatchScreen()]
         if server is not None:
-            metrics = WatchMetrics(settings.edge, opened.facts)
+            metrics = WatchMetrics(settings.edge, opened.facts, clock)
             server.serve(metrics.families)
             listeners.append(metrics)
         watching = Watching(

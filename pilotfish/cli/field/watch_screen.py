@@ -10,6 +10,7 @@ from rich.console import Console
 from pilotfish.device_runtime.record import Choice
 from pilotfish.lab.field.link_rows import Outage, Probe
 from pilotfish.lab.field.run import Answer
+from pilotfish.lab.field.token_speed import steady_token_s
 from pilotfish.lab.field.watch.clock import Stamp
 from pilotfish.lab.field.watch.listener import WatchListener, WatchRound
 
@@ -36,8 +37,8 @@ class WatchScreen(WatchListener):
     def on_clock_step(self, stamp: Stamp, by_s: float) -> None:  # noqa: D102  # as in the base
         self._print(stamp.unix_s, _step(by_s))
 
-    def on_disk(self, problem: str, waiting: int) -> None:  # noqa: D102  # as in the base
-        self._print(time.time(), _disk(problem, waiting))
+    def on_disk(self, stamp: Stamp, problem: str, waiting: int) -> None:  # noqa: D102  # as in the base
+        self._print(stamp.unix_s, _disk(problem, waiting))
 
     def _print(self, unix_s: float, line: str) -> None:
         at = time.strftime("%H:%M:%S", time.localtime(unix_s))
@@ -86,7 +87,7 @@ class WatchLog(WatchListener):
     def on_clock_step(self, stamp: Stamp, by_s: float) -> None:  # noqa: D102  # as in the base
         _log.info("%s", _step(by_s))
 
-    def on_disk(self, problem: str, waiting: int) -> None:  # noqa: D102  # as in the base
+    def on_disk(self, stamp: Stamp, problem: str, waiting: int) -> None:  # noqa: D102  # as in the base
         _log.log(logging.ERROR if problem else logging.INFO, "%s", _disk(problem, waiting))
 
 
@@ -104,7 +105,9 @@ def _rate(bps: float | None, is_bound: bool) -> str:
 def _answer(answer: Answer) -> str:
     choice: Choice | None = answer.choice
     chosen = f" → {choice.protocol}" if choice is not None else ""
-    return f"{answer.protocol}{chosen} {1e3 * answer.token_s:.0f} ms/token"
+    token_s = steady_token_s(answer)
+    speed = "–" if token_s is None else f"{1e3 * token_s:.0f}"
+    return f"{answer.protocol}{chosen} {speed} ms/token"
 
 
 def _describe_outage(outage: Outage) -> str:
@@ -114,7 +117,7 @@ def _describe_outage(outage: Outage) -> str:
 
 
 def _step(by_s: float) -> str:
-    return f"someone has set the wall clock by {by_s:+.0f} s; the watch goes on by its own clock"
+    return f"the wall clock was set by {by_s:+.0f} s; the watch goes on by its own clock"
 
 
 def _disk(problem: str, waiting: int) -> str:

@@ -167,7 +167,7 @@ class Measurement:
         self._prompts = [device.prompt(prompt) for prompt in settings.prompts]
 
     def answers(self, cells: Iterable[Cell], *, warm_up: bool = False) -> Iterator[Answer]:
-        """Make the answers of these cells; yield each one after it is recorded, without its rounds.
+        """Make the answers of these cells; yield each one after it is recorded.
 
         If the edge is lost, retry for patience_s seconds with growing pauses, then raise the error.
         The file keeps the interrupted answer, marked as unfinished.
@@ -192,7 +192,7 @@ class Measurement:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def answer(self, cell: Cell, *, warm_up: bool = False) -> Answer:
-        """Make and record one answer; return it without its rounds.
+        """Make and record one answer; return it without the times of its rounds (``at_s``).
 
         After an error the file keeps the answer, marked as unfinished.
         """
@@ -230,7 +230,8 @@ class Measurement:
         columns = _columns(generation, log) | {"energy_j": meter.joules}
         recorder.add_rtts(answer_id, generation.rtts)
         recorder.end(answer_id, finished=True, **columns)
-        return Answer(**{**vars(answer), **columns, "id": answer_id, "finished": True})
+        finished = {"id": answer_id, "finished": True, "rounds": generation.rounds}
+        return Answer(**{**vars(answer), **columns, **finished})
 
     def _emulate(self, configuration: Configuration) -> None:
         """Give the emulated link the conditions of this configuration.

@@ -273,11 +273,6 @@ class Answer:
         """The acceptance α of the answer's rounds (`device_runtime.record.acceptance`)."""
         return acceptance(self.rounds)
 
-    @property
-    def token_s(self) -> float:
-        """The seconds per committed token, including reading the prompt; 0 without tokens."""
-        return self.total_s / self.tokens if self.tokens else 0.0
-
 
 _ANSWER_COLUMNS = [
     column.name

@@ -37,22 +37,34 @@ def _listening(port: int, root: Path) -> Iterator[str]:
 
 
 def cpu_s(process: int | None, root: Path = Path("/proc")) -> float | None:
-    """Return the CPU seconds of a process and its children so far; None without a process."""
+    """Return the CPU seconds of a process and its children so far.
+
+    None without a process, and if the time of any of them is unknown: a part is no sum.
+    """
     if process is None:
         return None
-    ticks = 0
-    with suppress(OSError, ValueError):
-        for member in (process, *_children(process, root)):
-            text = (root / str(member) / "stat").read_text()
-            user, system = text.rpartition(")")[2].split()[11:13]
-            ticks += int(user) + int(system)
-    return ticks / os.sysconf("SC_CLK_TCK") if ticks else None
+    try:
+        ticks = sum(_ticks(member, root) for member in (process, *_children(process, root)))
+    except (OSError, ValueError):
+        return None
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(process: int, root: Path) -> int:
+    text = (root / str(process) / "stat").read_text()
+    user, system = text.rpartition(")")[2].split()[11:13]
+    return int(user) + int(system)
 
 
 def _children(process: int, root: Path) -> Iterator[int]:
-    """Yield all descendants of a process."""
+    """Yield all descendants of a process; raise OSError if they are unknown."""
     for task in (root / str(process) / "task").iterdir():
-        with suppress(OSError):
-            for child in map(int, (task / "children").read_text().split()):
-                yield child
-                yield from _children(child, root)
+        try:
+            children = (task / "children").read_text()
+        except OSError:
+            if task.exists():
+                raise
+            continue  # a thread that has ended
+        for child in map(int, children.split()):
+            yield child
+            yield from _children(child, root)

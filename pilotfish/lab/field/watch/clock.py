@@ -14,10 +14,13 @@ class Stamp(NamedTuple):
 
 
 class Clock:
-    """The machine's clocks. Everything that a watch knows of the time comes from this object."""
+    """The machine's clocks. All times of a watch's rows and events come from this object.
+
+    Durations within a row (a round, a ping, a timeout) are those of Python's monotonic clock.
+    """
 
     def unix_s(self) -> float:
-        """Return the wall clock's time in seconds; someone may set this clock at any time."""
+        """Return the wall clock's time in seconds; a person or NTP may set it at any time."""
         return time.time()
 
     def boot_s(self) -> float:

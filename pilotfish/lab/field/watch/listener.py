@@ -30,7 +30,7 @@ class WatchListener:
         """Take a probe."""
 
     def on_answer(self, answer: Answer) -> None:
-        """Take a finished answer, without its rounds; warm-ups are not told."""
+        """Take a finished answer; warm-ups are not told."""
 
     def on_round(self, round_: WatchRound) -> None:
         """Take a round."""
@@ -39,17 +39,17 @@ class WatchListener:
         """Take an outage when it begins, and again when it has ended."""
 
     def on_clock_step(self, stamp: Stamp, by_s: float) -> None:
-        """Take a setting of the wall clock by so many seconds."""
+        """Take a setting of the wall clock by so many seconds, by a person or by NTP."""
 
-    def on_disk(self, problem: str, waiting: int) -> None:
+    def on_disk(self, stamp: Stamp, problem: str, waiting: int) -> None:
         """Take the problem when a write fails first; "": all rows are on the disk again.
 
         waiting: rows in memory.
         """
 
     def on_rows(self, written: int, failures: int, dropped: int, file_bytes: int) -> None:
-        """Take counts since the start, after each round: rows on the disk, failed writes, rows
-        that were lost because too many waited. file_bytes: size of the run file.
+        """Take counts since the start when they have changed: rows on the disk, failed writes,
+        rows that were lost because too many waited. file_bytes: size of the run file.
         """
 
 
@@ -79,9 +79,9 @@ class Listeners(WatchListener):
         for listener in self._listeners:
             listener.on_clock_step(stamp, by_s)
 
-    def on_disk(self, problem: str, waiting: int) -> None:  # noqa: D102  # as in the base
+    def on_disk(self, stamp: Stamp, problem: str, waiting: int) -> None:  # noqa: D102  # as in the base
         for listener in self._listeners:
-            listener.on_disk(problem, waiting)
+            listener.on_disk(stamp, problem, waiting)
 
     def on_rows(self, written: int, failures: int, dropped: int, file_bytes: int) -> None:  # noqa: D102  # as in the base
         for listener in self._listeners:

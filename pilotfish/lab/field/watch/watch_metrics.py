@@ -2,11 +2,11 @@
 
 In: the events of a watch, as one of its listeners. Out: metric families, which
 `edge_runtime.metrics_server` serves. The names of protocols come from the settings of the watch, so
-the number of series is bounded. A value that was not measured is absent, not zero.
+the number of series is bounded. A value that was not measured is absent, not zero. Times are ages
+by the run's clock, since the wall clock of a device may differ from that of Prometheus.
 """
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pilotfish.base.metrics import Histogram, counter, gauge, histogram, metric, metric_families
+from pilotfish.base.prose import one_line
 from pilotfish.base.version import SOFTWARE
 from pilotfish.lab.field.link_rows import Outage, Probe
 from pilotfish.lab.field.run import Answer, Facts
-from pilotfish.lab.field.run_clock import boot_s
-from pilotfish.lab.field.watch.clock import Stamp
+from pilotfish.lab.field.run_clock import RunClock
+from pilotfish.lab.field.token_speed import steady_token_s
+from pilotfish.lab.field.watch.clock import Clock, Stamp
 from pilotfish.lab.field.watch.listener import WatchListener, WatchRound
 from pilotfish.wire.protocols import names
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 PREFIX: Final = "pilotfish_watch_"
+_NAME_LETTERS: Final = 80  # longest name of a device in a label
 _RTT_S: Final = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2, 5, 10),
 )
@@ -50,7 +53,9 @@ class _Counts:
     )
     chosen: Counter[str] = counter("choices", "Protocols that auto chose.", "protocol")
     token_s: dict[str, float] = gauge(
-        "token_seconds", "Seconds per token of the last answer, by protocol.", "protocol"
+        "token_seconds",
+        "Seconds per token of the last answer after its first round, by protocol.",
+        "protocol",
     )
     first_s: dict[str, float] = gauge(
         "first_token_seconds",
@@ -65,8 +70,8 @@ class _Counts:
         "Bytes of the messages of probes, without the transport's overhead.",
         "direction",
     )
-    outages: int = counter("outages", "Times in which the edge could not be used.")
-    clock_steps: int = counter("clock_steps", "Settings of the wall clock by someone else.")
+    outages: int = counter("outages", "Outages that have begun since the start of the watch.")
+    clock_steps: int = counter("clock_steps", "Settings of the wall clock.")
     rows: int = counter("rows", "Rows that were written to the run file.")
     dropped: int = counter(
         "dropped_rows", "Rows that were lost because the disk did not take them for too long."
@@ -78,13 +83,13 @@ class _Counts:
 class WatchMetrics(WatchListener):
     """The metrics of a watch. Thread-safe.
 
-    edge: the edge's address. facts: those of the run file.
+    edge: the edge's address. facts: those of the run file. clock: the clocks of the watch.
     """
 
-    def __init__(self, edge: str, facts: Facts) -> None:
+    def __init__(self, edge: str, facts: Facts, clock: Clock) -> None:
         assert facts.watch is not None
         protocols = facts.settings.protocols
-        self._build = (SOFTWARE, facts.device, edge)
+        self._build = (SOFTWARE, one_line(facts.device, _NAME_LETTERS), edge)
         self._every_s = facts.watch.every_s
         self._file_bytes: int | None = None
         self._counts = _Counts()
@@ -92,10 +97,13 @@ class WatchMetrics(WatchListener):
         self._counts.failed.update(dict.fromkeys(protocols, 0))
         self._known = {*names(), *protocols}
         self._probe: Probe | None = None
-        self._last_row_s: float | None = None
-        self._last_success_s: float | None = None
+        # times by the run's clock: of the start, which is in the file, of the newest row, of the
+        # newest one in the file, of the newest probe or answer, of the begin of an outage
+        self._clock_s = RunClock(facts.starts[-1].moment, clock.boot_s)
+        self._started_s = self._row_s = self._written_row_s = self._clock_s()
+        self._success_s: float | None = None
+        self._away_since_s: float | None = None
         self._away_before_s = 0.0
-        self._away_since_s: float | None = None  # time since boot
         self._lock = threading.Lock()
 
     def on_probe(self, probe: Probe) -> None:
@@ -103,7 +111,8 @@ class WatchMetrics(WatchListener):
         with self._lock:
             counts = self._counts
             self._probe = probe
-            self._last_row_s = self._last_success_s = time.time()
+            self._note_row()
+            self._success_s = self._row_s
             for rtt_s in probe.rtts_s:
                 counts.rtt_s.add(rtt_s)
             counts.lost += probe.lost
@@ -115,9 +124,12 @@ class WatchMetrics(WatchListener):
         protocol = self._name(answer.protocol)
         with self._lock:
             counts = self._counts
-            self._last_row_s = self._last_success_s = time.time()
+            self._note_row()
+            self._success_s = self._row_s
             counts.answers[protocol] += 1
-            counts.token_s[protocol] = answer.token_s
+            counts.token_s.pop(protocol, None)
+            if (token_s := steady_token_s(answer)) is not None:
+                counts.token_s[protocol] = token_s
             counts.first_s[protocol] = answer.first_token_s
             if answer.choice is not None:
                 counts.chosen[self._name(answer.choice.protocol)] += 1
@@ -134,12 +146,14 @@ class WatchMetrics(WatchListener):
     def on_outage(self, outage: Outage) -> None:
         """Take an outage when it begins, and again when it has ended."""
         with self._lock:
-            self._last_row_s = time.time()
+            self._note_row()
+            # an outage may have begun before the start, of which these counts know nothing
+            began_s = max(outage.began_clock_s, self._started_s)
             if outage.ended_clock_s is None:
                 self._counts.outages += 1
-                self._away_since_s = boot_s()
+                self._away_since_s = began_s
             else:
-                self._away_before_s += outage.ended_clock_s - outage.began_clock_s
+                self._away_before_s += outage.ended_clock_s - began_s
                 self._away_since_s = None
 
     def on_clock_step(self, stamp: Stamp, by_s: float) -> None:
@@ -147,11 +161,13 @@ class WatchMetrics(WatchListener):
         with self._lock:
             self._counts.clock_steps += 1
 
-    def on_disk(self, problem: str, waiting: int) -> None:
+    def on_disk(self, stamp: Stamp, problem: str, waiting: int) -> None:
         """Take the first failure of the disk, or "" for its recovery."""
         with self._lock:
             self._counts.disk_failing = bool(problem)
             self._counts.disk_errors += bool(problem)
+            if not problem:
+                self._written_row_s = self._row_s
 
     def on_rows(self, written: int, failures: int, dropped: int, file_bytes: int) -> None:
         """Take the counts of rows."""
@@ -161,34 +177,38 @@ class WatchMetrics(WatchListener):
             counts.disk_errors = max(counts.disk_errors, failures)
             self._file_bytes = file_bytes
 
-    def families(self) -> Iterator["Metric"]:
-        """Yield all metric families with their present values."""
+    def families(self) -> list["Metric"]:
+        """Return all metric families with their present values."""
+        # a whole list, since a reader of an iterator could hold the lock, and so the watch
         with self._lock:
-            yield from metric_families(self._counts, PREFIX)
-            build = {self._build: 1}
-            labels = ("version", "device", "edge")
-            yield _gauge("build_info", "Always 1; the labels name the watch.", build, *labels)
-            yield _gauge("interval_seconds", "Time from one round to the next.", self._every_s)
-            away = self._away_since_s is not None
-            yield _gauge("away", "1 while the edge cannot be used.", away)
-            away_s = self._away_before_s
-            if self._away_since_s is not None:
-                away_s += boot_s() - self._away_since_s
-            yield _counter("away_seconds", "Time in which the edge could not be used.", away_s)
-            for name, text, at_s in (
-                ("last_row", "Time of the newest row, in seconds since 1970.", self._last_row_s),
-                (
-                    "last_success",
-                    "Time of the newest probe or answer, in seconds since 1970.",
-                    self._last_success_s,
-                ),
-            ):
-                if at_s is not None:
-                    yield _gauge(f"{name}_timestamp_seconds", text, at_s)
-            if self._probe is not None:
-                yield from _probe_metrics(self._probe)
-            if self._file_bytes is not None:
-                yield _gauge("file_bytes", "Size of the run file.", self._file_bytes)
+            return [*metric_families(self._counts, PREFIX), *self._state()]
+
+    def _state(self) -> Iterator["Metric"]:
+        """Yield the metrics that are no counts of events."""
+        build = {self._build: 1}
+        labels = ("version", "device", "edge")
+        yield _gauge("build_info", "Always 1; the labels name the watch.", build, *labels)
+        yield _gauge("interval_seconds", "Time from one round to the next.", self._every_s)
+        now_s = self._clock_s()
+        since_s = self._away_since_s
+        yield _gauge("away", "1 while the edge cannot be used.", since_s is not None)
+        away_s = self._away_before_s + (0.0 if since_s is None else now_s - since_s)
+        yield _counter("away_seconds", "Time in which the edge could not be used.", away_s)
+        text = "Age of the newest row in the run file; the start of the watch is a row, too."
+        yield _gauge("last_row_age_seconds", text, now_s - self._written_row_s)
+        if self._success_s is not None:
+            age_s = now_s - self._success_s
+            yield _gauge("last_success_age_seconds", "Age of the newest probe or answer.", age_s)
+        if self._probe is not None:
+            yield from _probe_metrics(self._probe)
+        if self._file_bytes is not None:
+            yield _gauge("file_bytes", "Size of the run file.", self._file_bytes)
+
+    def _note_row(self) -> None:
+        """Note that there is a new row. While the disk takes rows, it is in the file already."""
+        self._row_s = self._clock_s()
+        if not self._counts.disk_failing:
+            self._written_row_s = self._row_s
 
     def _name(self, protocol: str) -> str:
         return protocol if protocol in self._known else "other"

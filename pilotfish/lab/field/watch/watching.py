@@ -78,7 +78,7 @@ class Watching:
         self.rows = RowBuffer(
             opened.recorder,
             self._reopen,
-            on_disk=lambda problem: listener.on_disk(problem, self.rows.waiting),
+            on_disk=lambda problem: listener.on_disk(self._stamp(), problem, self.rows.waiting),
         )
         self.rows.check_answer = self._edge.expect_target
         self._rails = energy.rails()
@@ -92,6 +92,7 @@ class Watching:
         # times by the run's clock: of the next ping, of the next write of waiting rows, of the next
         # sign of life in the file, and of the next deletion of old rows
         self._check_at_s = self._flush_at_s = self._alive_at_s = self._tidy_at_s = 0.0
+        self._told_rows = (0, 0, 0)
         self._stopped = False
 
     def stop(self) -> None:
@@ -136,6 +137,7 @@ class Watching:
             self._round(number)
         else:
             self._wait()
+        self._tell_rows()
 
     def _wait(self) -> None:
         now_s = self._stamp.clock_s()
@@ -256,8 +258,6 @@ class Watching:
         self._check_at_s = self._stamp.clock_s() + _CHECK_S
         self._listener.on_round(result)
         self._tidy()
-        rows = self.rows
-        self._listener.on_rows(rows.written, rows.failures, rows.dropped, _size(self._settings.out))
 
     def _cells(self, number: int) -> list[Cell]:
         """List the answers of a round: the prompts take turns, the protocols in a random order."""
@@ -313,7 +313,7 @@ class Watching:
         return self._clock.unix_s() - self._clock.boot_s()
 
     def _note_clock_step(self) -> None:
-        """Tell listeners if someone has set the wall clock."""
+        """Tell listeners if the wall clock was set."""
         offset_s = self._offset()
         by_s = offset_s - self._offset_s
         if abs(by_s) > _STEP_S:
@@ -326,6 +326,13 @@ class Watching:
         now_s = self._stamp.clock_s()
         self._tidy_at_s = now_s + _TIDY_S
         self.rows.tidy(partial(forget_old, watch=self._facts.watch, clock_s=now_s))
+
+    def _tell_rows(self) -> None:
+        """Tell listeners the counts of rows if they have changed."""
+        counts = self.rows.written, self.rows.failures, self.rows.dropped
+        if counts != self._told_rows:
+            self._told_rows = counts
+            self._listener.on_rows(*counts, _size(self._settings.out))
 
     def _reopen(self) -> Recorder:
         return reopen(self._settings.out, self._facts)

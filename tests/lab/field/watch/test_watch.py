@@ -22,6 +22,7 @@ from pilotfish.lab.field.recording import has_begun
 from pilotfish.lab.field.report.measured import read_run
 from pilotfish.lab.field.run import Run
 from pilotfish.lab.field.run_clock import on_wall_clock
+from pilotfish.lab.field.token_speed import steady_token_s
 from pilotfish.lab.field.watch.watch_file import open_watch
 from tests.support import daemons
 from tests.support.daemons import Systemd, free_port, running
@@ -68,6 +69,17 @@ def test_each_round_has_a_probe_and_an_answer_by_each_protocol(edge, out, prompt
     assert all(probe.rtts_s and 0 < probe.took_s < 10 for probe in probes)
     assert outages(out) == plan.outages == []
     assert [each.number for each in plan.rounds] == [0, 1, 2, 3]
+    speeds = [steady_token_s(answer) for each in plan.rounds for answer in each.answers]
+    assert speeds == [steady_token_s(answer) for answer in result]
+    assert None not in speeds
+
+
+def test_rows_are_told_without_a_round(out, prompts):
+    plan = watched(
+        settings_of(f"tcp://127.0.0.1:{free_port()}", out, prompts, for_s=1.0), JumpingClock()
+    )
+    assert plan.rounds == []
+    assert plan.written == [len(outages(out))] == [1]
 
 
 def test_the_same_command_continues_the_watch(edge, out, prompts):
