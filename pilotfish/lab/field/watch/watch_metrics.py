@@ -97,10 +97,10 @@ class WatchMetrics(WatchListener):
         self._counts.failed.update(dict.fromkeys(protocols, 0))
         self._known = {*names(), *protocols}
         self._probe: Probe | None = None
-        # times by the run's clock: of the start, which is in the file, of the newest row, of the
+        # times by the run's clock: of the newest row (at first the start, which is in the file), of the
         # newest one in the file, of the newest probe or answer, of the begin of an outage
         self._clock_s = RunClock(facts.starts[-1].moment, clock.boot_s)
-        self._started_s = self._row_s = self._written_row_s = self._clock_s()
+        self._row_s = self._written_row_s = self._clock_s()
         self._success_s: float | None = None
         self._away_since_s: float | None = None
         self._away_before_s = 0.0
@@ -147,13 +147,11 @@ class WatchMetrics(WatchListener):
         """Take an outage when it begins, and again when it has ended."""
         with self._lock:
             self._note_row()
-            # an outage may have begun before the start, of which these counts know nothing
-            began_s = max(outage.began_clock_s, self._started_s)
             if outage.ended_clock_s is None:
                 self._counts.outages += 1
-                self._away_since_s = began_s
+                self._away_since_s = outage.began_clock_s
             else:
-                self._away_before_s += outage.ended_clock_s - began_s
+                self._away_before_s += outage.ended_clock_s - outage.began_clock_s
                 self._away_since_s = None
 
     def on_clock_step(self, stamp: Stamp, by_s: float) -> None:
