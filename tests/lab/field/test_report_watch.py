@@ -290,7 +290,7 @@ def test_ticks_are_few_and_tell_the_date(length_s, most):
 
 
 def test_a_young_watch_is_told_to_wait(tmp_path):
-    young = recorded(tmp_path / "young.pilotfish", [], watch=Watch(every_s=300.0))
+    young = recorded_watch(tmp_path / "young.pilotfish", 0)
     with pytest.raises(RunFileError, match="after the first round of the watch") as raised:
         read_run(young)
     assert "measure" not in str(raised.value)

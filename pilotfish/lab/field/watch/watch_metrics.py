@@ -97,8 +97,8 @@ class WatchMetrics(WatchListener):
         self._counts.failed.update(dict.fromkeys(protocols, 0))
         self._known = {*names(), *protocols}
         self._probe: Probe | None = None
-        # times by the run's clock: of the newest row (at first the start, which is in the file), of the
-        # newest one in the file, of the newest probe or answer, of the begin of an outage
+        # times by the run's clock: of the newest row (at first the start, which is in the file), of
+        # the newest one in the file, of the newest probe or answer, of the begin of an outage
         self._clock_s = RunClock(facts.starts[-1].moment, clock.boot_s)
         self._row_s = self._written_row_s = self._clock_s()
         self._success_s: float | None = None
