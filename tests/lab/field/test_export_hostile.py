@@ -60,10 +60,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
                 position={"lat": 52.5, "lon": 13.4, "alt_m": 30.0}, power_w=2.0,
             )
         )  # fmt: skip
-        outage = recorder.begin_outage(
-            Outage(began_unix_s=1.8e9 + 3600, began_clock_s=3600.0, reason="away")
-        )
-        recorder.end_outage(outage, 1.8e9 + 3700, 3700.0)
+        recorder.add_outage(
+            Outage(
+                began_unix_s=1.8e9 + 3600, began_clock_s=3600.0, reason="away",
+                ended_unix_s=1.8e9 + 3700, ended_clock_s=3700.0,
+            )
+        )  # fmt: skip
     return path.read_bytes()
 
 

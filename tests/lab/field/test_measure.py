@@ -156,7 +156,7 @@ def test_local_alone_needs_no_edge(pair, out, prompts, capsys):
     options = ["--draft", pair.draft, "--protocols", "local", "--prompts", prompts, "--out", out]
     assert main(["field", "measure", *map(str, options), "--json", "-"]) == 0
     (figures,) = json.loads(capsys.readouterr().out)
-    assert (figures["protocol"], figures["window"], figures["n"]) == ("local", None, 9)
+    assert (figures["protocol"], figures["window"], figures["n"]) == ("local", None, 12)
     assert all(answer.link is None for answer in answers(out))
 
 

@@ -488,7 +488,7 @@ def test_a_file_that_was_cut_off_while_it_was_made_is_as_good_as_none(path):
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"repeat": 9}, "--repeat 3, not 9"),
+        ({"repeat": 9}, "--repeat 4, not 9"),
         ({"windows": (2, 4)}, "--windows 2,auto, not 2,4"),
         ({"prompts": ("Where?",)}, "other prompts"),
         ({"edge": "tcp://127.0.0.1:1"}, "--edge"),
@@ -498,7 +498,7 @@ def test_a_file_that_was_cut_off_while_it_was_made_is_as_good_as_none(path):
 def test_other_settings_are_refused_with_what_differs(option, words):
     with pytest.raises(RunFileError, match=words):
         expect_same_settings(Path("walk"), FACTS, option)
-    expect_same_settings(Path("walk"), FACTS, {"repeat": 3, "windows": (2, "auto")})
+    expect_same_settings(Path("walk"), FACTS, {"repeat": 4, "windows": (2, "auto")})
 
 
 def test_another_pair_is_refused():
