@@ -97,7 +97,7 @@ FILES: dict[str, tuple[Any, Callable[[Path], object]]] = {
     "list.toml": ('late = "drop"\n[[worker]]\naddress = "tcp://a:1"\n', lambda path: read_node_list(
         path, Federation)),
     "config.toml": ("threads = 1\n", lambda path: list(
-        configuration._flags(path, may_repeat=bool))),
+        configuration._flags(path, {}))),
     "q.jsonl": ({"question": "a", "answer": "1"}, lambda path: read_task_questions(path, Exact())),
     "prompts.jsonl": (MESSAGES, lambda path: (read_questions(path), read_asked(path))),
     "texts.jsonl": ({"answer": "a"}, lambda path: list(read_texts(path))),
