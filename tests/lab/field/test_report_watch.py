@@ -22,8 +22,10 @@ from pilotfish.lab.field.report.samples import (
     percentiles,
     samples,
 )
+from pilotfish.lab.field.run import Watch
 from pilotfish.lab.statistics import _MANY, median_interval
 from tests.lab.field.test_report import page_of
+from tests.support.made_answers import recorded
 from tests.support.made_watches import BEGAN_UNIX_S, EVERY_S, recorded_watch
 
 SLOTS = 72
@@ -238,3 +240,10 @@ def test_ticks_are_few_and_tell_the_date(length_s, most):
     assert all(begin <= at <= begin + length_s for at, _ in ticks)
     if length_s > 86400.0:
         assert "Nov" in ticks[0][1] or "Dec" in ticks[0][1] or length_s > 1e8
+
+
+def test_a_young_watch_is_told_to_wait(tmp_path):
+    young = recorded(tmp_path / "young.pilotfish", [], watch=Watch(every_s=300.0))
+    with pytest.raises(RunFileError, match="after the first round of the watch") as raised:
+        read_run(young)
+    assert "measure" not in str(raised.value)

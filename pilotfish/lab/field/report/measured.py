@@ -82,10 +82,13 @@ def read_run(path: str | Path) -> MeasuredRun:
     expect_plausible_link(path, facts, probes, outages)
     answers = [a for a in every if a.finished and not a.warm_up and a.rounds]
     if not answers and not probes and not outages:
-        raise RunFileError(
-            f"{path} has no finished answer: resume the run with `pilotfish field measure "
-            "--resume`."
+        remedy = (
+            "resume the run with `pilotfish field measure --resume`"
+            if facts.watch is None
+            else "report it after the first round of the watch. If the watch has ended, start it "
+            "again by the same command; it goes on in this file"
         )
+        raise RunFileError(f"{path} has no finished answer: {remedy}.")
     return MeasuredRun(
         name=path.stem.encode(errors="replace").decode(),
         path=path,
