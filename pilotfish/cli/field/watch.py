@@ -102,7 +102,7 @@ def _tell_begin(settings: WatchSettings, opened: WatchFile) -> None:
         missed = int(opened.off_s // settings.every_s)
         _tell(
             f"continuing the watch in {settings.out}, which last ran {opened.off_s:.0f} s ago"
-            + (f", so about {missed} rounds are missing" if missed else "")
+            + (f"; rounds missed: about {missed}" if missed else "")
         )
     else:
         _tell(f"watching {settings.edge} in {settings.out}; Ctrl-C ends the watch")

@@ -74,7 +74,6 @@ _STATES_BY_ADDRESS = {
     AddressState.NO_EDGE: Connectivity.NO_EDGE,
     AddressState.HANGS_UP: Connectivity.BUSY,
 }
-_RELOAD = "`systemctl reload pilotfish-device`, or SIGHUP"
 # Each state's sentence and remedy.
 _MESSAGES = {
     Connectivity.CONNECTED: ("The edge at {at} is connected.", ""),
@@ -99,7 +98,8 @@ _MESSAGES = {
     Connectivity.WRONG_EDGE_KEY: (
         "The edge at {at} does not complete the handshake: this device's edge.pub is not the "
         "edge's present public key.",
-        f"copy the edge's edge.pub into this device's key folder, then {_RELOAD}",
+        "copy the edge's edge.pub into this device's key folder; a running device service reads it "
+        "after `systemctl reload pilotfish-device`, or SIGHUP",
     ),
     Connectivity.KEYS_DIFFER: (
         "The edge at {at} does not complete the handshake: {keys}.",
