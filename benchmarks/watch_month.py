@@ -26,9 +26,11 @@ from _common import Goal, Rows, Steps, at_least, at_most, conclude, free_port, o
 from _daemons import CommandProcess
 
 from pilotfish.emulation.emulator import Conditions, Emulator
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.link_rows import Probe
 from pilotfish.lab.field.recording import Recorder
-from pilotfish.lab.field.run import Answer, Facts, Run, Watch
+from pilotfish.lab.field.run import Run
+from pilotfish.lab.field.run_facts import Facts, Watch
 from pilotfish.lab.field.watch.retention import forget_old
 from pilotfish.lab.field.watch.row_buffer import RowBuffer
 from pilotfish.lab.field.watch.watch_file import reopen

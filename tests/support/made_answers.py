@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pilotfish.device_runtime.record import Choice, Forecast, Round, Timings
+from pilotfish.lab.field.answer import Answer
+from pilotfish.lab.field.matrix_settings import MatrixSettings
 from pilotfish.lab.field.recording import Recorder
-from pilotfish.lab.field.run import Answer, Facts, MatrixSettings, Model, Start
+from pilotfish.lab.field.run_facts import Facts, Model, Start
 from pilotfish.wire.link.state import LinkState, Reading
 
 

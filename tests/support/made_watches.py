@@ -16,8 +16,9 @@ import numpy as np
 
 from pilotfish.device_runtime.record import RttSample
 from pilotfish.lab.field.link_rows import Outage, Probe
+from pilotfish.lab.field.matrix_settings import MatrixSettings
 from pilotfish.lab.field.recording import Recorder
-from pilotfish.lab.field.run import MatrixSettings, Start, Watch
+from pilotfish.lab.field.run_facts import Start, Watch
 from tests.support.made_answers import answer, chain, chosen, facts, linked
 
 BEGAN_UNIX_S = 1_796_000_000.0  # a Monday at about nine

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from pilotfish.cli import main
-from pilotfish.lab.field.recording import has_begun
 from pilotfish.lab.field.run import Run
+from pilotfish.lab.field.writable_run_file import has_begun
 
 PROMPTS = ("abc", "bcd ef", "c")
 QUICK = ["--protocols", "greedy,stream", "--windows", "2", "--repeat", "2", "--max-tokens", "8"]

@@ -34,16 +34,20 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.lab import host
 from pilotfish.lab.field import matrix
 from pilotfish.lab.field.axes import format_point, of_link
+from pilotfish.lab.field.configuration import Cell
+from pilotfish.lab.field.matrix_settings import MatrixSettings
 from pilotfish.lab.field.measure import Measurement, MeasureSettings, RoundLog
-from pilotfish.lab.field.recording import Recorder, expect_unused, has_begun
+from pilotfish.lab.field.recording import Recorder
 from pilotfish.lab.field.report.figures import Figures, counters_with_values, figures, flatten
 from pilotfish.lab.field.resumption import (
     expect_same_pair,
     expect_same_settings,
     host_changes,
 )
-from pilotfish.lab.field.run import Cell, Facts, MatrixSettings, Model, Run, Start
+from pilotfish.lab.field.run import Run
 from pilotfish.lab.field.run_clock import RunClock, begin
+from pilotfish.lab.field.run_facts import Facts, Model, Start
+from pilotfish.lab.field.writable_run_file import expect_unused, has_begun
 from pilotfish.lab.prompts import BUILT_IN, read_prompts
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import RoundCounter

@@ -8,8 +8,8 @@ from collections import Counter
 from rich.console import Console
 
 from pilotfish.device_runtime.record import Choice
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.link_rows import Outage, Probe
-from pilotfish.lab.field.run import Answer
 from pilotfish.lab.field.token_speed import steady_token_s
 from pilotfish.lab.field.watch.clock import Stamp
 from pilotfish.lab.field.watch.listener import WatchListener, WatchRound

@@ -2,7 +2,7 @@
 
 An axis is a setting of `Request` or of the emulated link (`Conditions`) that is marked by ``axis``,
 or any option of a protocol. So a new option becomes an axis by its declaration alone. The windows
-and the protocols are axes, too, with settings of their own (`field.run.MatrixSettings`).
+and the protocols are axes, too, with settings of their own (`field.matrix_settings`).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

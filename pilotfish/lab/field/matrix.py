@@ -18,7 +18,8 @@ from pilotfish.device_runtime.choice import check as check_request
 from pilotfish.device_runtime.plan import plan
 from pilotfish.emulation.emulator import Conditions
 from pilotfish.lab.field import axes
-from pilotfish.lab.field.run import Cell, Configuration, MatrixSettings, has_windows
+from pilotfish.lab.field.configuration import Cell, Configuration, has_windows
+from pilotfish.lab.field.matrix_settings import MatrixSettings
 from pilotfish.speculation.tree import nodes_at_most
 from pilotfish.wire.messages import Welcome
 from pilotfish.wire.protocols import LOCAL
@@ -28,7 +29,7 @@ from pilotfish.wire.request import AUTO, Request
 def configurations(settings: MatrixSettings) -> list[Configuration]:
     """List every protocol with every window and every value of the options that apply to it.
 
-    A protocol without windows (`run.has_windows`) has none, nor has one whose expansion is given.
+    A protocol without windows (`has_windows`) has none, nor has one whose expansion is given.
     """
     listed = [
         Configuration(protocol, window, point)

@@ -32,8 +32,9 @@ from pilotfish.device_runtime.energy import Meter, Rail
 from pilotfish.device_runtime.record import Generation, Round
 from pilotfish.emulation.emulator import Emulator
 from pilotfish.lab.field import matrix
-from pilotfish.lab.field.recording import AnswerWriter
-from pilotfish.lab.field.run import Answer, Cell, Configuration, MatrixSettings, has_windows
+from pilotfish.lab.field.answer import Answer, AnswerWriter
+from pilotfish.lab.field.configuration import Cell, Configuration, has_windows
+from pilotfish.lab.field.matrix_settings import MatrixSettings
 from pilotfish.lab.prompts import prompts_setting
 from pilotfish.wire.protocols import LOCAL, STREAM
 from pilotfish.wire.request import Options
@@ -58,7 +59,7 @@ EdgeKeys: TypeAlias = Annotated[
 
 
 class MeasureSettings(Struct, frozen=True, kw_only=True):
-    """Options of ``pilotfish field measure``, except the matrix (`field.run.MatrixSettings`)."""
+    """Options of ``pilotfish field measure``, except those of the matrix (`MatrixSettings`)."""
 
     out: Annotated[Path, setting("the run file", metavar="RUN.pilotfish")]
     resume: Annotated[bool, setting("resume the run in the run file, if that file exists")] = False

@@ -15,9 +15,10 @@ from statistics import median
 
 from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.device_runtime.record import Round
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.axes import applied_to
+from pilotfish.lab.field.configuration import Configuration
 from pilotfish.lab.field.report.figures import order
-from pilotfish.lab.field.run import Answer, Configuration
 from pilotfish.lab.field.token_speed import committed_tokens, steady_rounds, steady_token_s
 from pilotfish.speculation.latency import Link, communication_s, transfer_s
 from pilotfish.wire.protocols import LOCAL, PROTOCOL_REGISTRY, STREAM, lossless, streams

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.lab.field.axes import all_axes, hashable
-from pilotfish.lab.field.run import Facts
+from pilotfish.lab.field.run_facts import Facts
 from pilotfish.lab.runs import changes, format_value
 
 

@@ -9,16 +9,15 @@ is checked. Every fault in a file raises `RunFileError`.
 
 import sqlite3
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Any
 
 import msgspec
 
-from pilotfish.base.settings import setting
-from pilotfish.device_runtime.record import STAGES, Choice, Round, RttSample, acceptance
-from pilotfish.engines.engine_settings import EngineSettings
-from pilotfish.lab.field.axes import Point, format_point, read_point
+from pilotfish.device_runtime.record import RttSample
+from pilotfish.lab.field.answer import Answer
+from pilotfish.lab.field.axes import read_point
 from pilotfish.lab.field.link_rows import (
     LINK_TABLES_SINCE,
     OUTAGE_COLUMNS,
@@ -27,262 +26,18 @@ from pilotfish.lab.field.link_rows import (
     Outage,
     Probe,
 )
+from pilotfish.lab.field.round_rows import ROUND_COLUMNS, round_of
 from pilotfish.lab.field.run_clock import Moment
-from pilotfish.lab.field.run_file import (
-    CLOCK,
-    CLOCK_SINCE,
-    INQUIRED,
-    NOTES,
-    POINT,
-    POINT_SINCE,
-    format_of,
-    later_columns,
-    open_read_only,
-    reporting_damage,
-)
-from pilotfish.wire.link.state import LinkState
-from pilotfish.wire.protocols import LOCAL, counters_of, option_types, streams
-from pilotfish.wire.request import AUTO
-
-WindowSetting: TypeAlias = int | Literal["auto"]
-
-_MOST_REPEATS = 10_000
-
-
-class Configuration(NamedTuple):
-    """A protocol, its window, and its values of the options that the run varies (`field.axes`).
-
-    window: draft tokens, or None under protocols without windows (`has_windows`), and with an
-    expansion.
-    """
-
-    protocol: str
-    window: WindowSetting | None
-    point: Point = ()
-
-    @classmethod
-    def of(cls, protocol: str, window: WindowSetting | None, point: Point = ()) -> "Configuration":
-        """Return the configuration; leave out a window that has no effect under the protocol.
-
-        Older runs asked for `ahead` once a window, and a choice of ``auto`` has the window 0.
-        """
-        return cls(protocol, (window or None) if has_windows(protocol) else None, point)
-
-    def __str__(self) -> str:
-        name = self.protocol if self.window is None else f"{self.protocol} γ={self.window}"
-        return f"{name} {format_point(self.point)}" if self.point else name
-
-    def to_json(self) -> dict[str, Any]:
-        """Return protocol, window and varied options, by name."""
-        return {"protocol": self.protocol, "window": self.window, **dict(self.point)}
-
-
-def has_windows(protocol: str) -> bool:
-    """Return whether a window has an effect: not under `local`, `auto`, `stream` and `ahead`."""
-    return protocol not in (LOCAL, AUTO) and not streams(protocol)
-
-
-class Cell(NamedTuple):
-    """A cell of a run's matrix. prompt: index of the prompt. repeat: number, counted from 0."""
-
-    configuration: Configuration
-    prompt: int
-    repeat: int
-
-
-class MatrixSettings(EngineSettings, frozen=True, kw_only=True):
-    """The matrix of a run: protocols × windows × varied options × prompts × repeats.
-
-    seed: seed of the answers and of the configurations' order. options: options of the request and
-    of the protocols that have one value, without the temperature. link: options of the emulated
-    link that have one value. varied: options with several values. If `link` is empty and no option
-    of the link is varied, no link is emulated. provider, threads: provider and CPU threads of the
-    drafter.
-    """
-
-    prompts: tuple[str, ...]
-    protocols: Annotated[
-        tuple[str, ...],
-        setting("protocols to compare; auto chooses one for each answer", metavar="P,P,…"),
-    ] = ("greedy", "coupled", "stream", "ahead", "auto")
-    windows: Annotated[
-        tuple[WindowSetting, ...],
-        setting("number of draft tokens per round, or auto", metavar="N,N,…"),
-    ] = (2, 4, 8)
-    repeat: Annotated[
-        int,
-        setting(
-            "number of answers to each prompt by each protocol and window", ge=1, le=_MOST_REPEATS
-        ),
-    ] = 4
-    warm_up: Annotated[
-        int,
-        setting(
-            "number of warm-up answers of each protocol and window at every start, which do "
-            "not count",
-            ge=0,
-            le=_MOST_REPEATS,
-        ),
-    ] = 1
-    max_tokens: Annotated[int, setting("maximum number of tokens of an answer", ge=1)] = 64
-    temperature: float = 0.0
-    seed: Annotated[int, setting("seed; repeat r uses seed N + r", ge=0)] = 0
-    options: dict[str, Any] = msgspec.field(default_factory=dict)
-    link: dict[str, float] = msgspec.field(default_factory=dict)
-    varied: dict[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """One start of a run: the first start, or a resumption.
-
-    Host: the host's facts then. clock_s, boot_id, boot_s: the same moment by the run's clock, and
-    by the seconds since a boot (`run_clock.Moment`). off_s: of a watch, the seconds before this
-    start in which nothing tells that it ran.
-    """
-
-    unix_s: float
-    host: dict[str, Any]  # result of `host.facts`
-    clock_s: float = 0.0
-    boot_id: str = ""
-    boot_s: float = 0.0
-    off_s: float = 0.0
-
-    @property
-    def moment(self) -> Moment:
-        """The moment of the start by all clocks."""
-        return Moment(
-            unix_s=self.unix_s, clock_s=self.clock_s, boot_id=self.boot_id, boot_s=self.boot_s
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Watch:
-    """The schedule of a `field watch`: seconds between two rounds, and of the whole watch.
-
-    for_s: None if the watch has no end. keep_s, most_bytes: bounds of the file; older rows are
-    deleted.
-    """
-
-    every_s: float
-    for_s: float | None = None
-    keep_s: float | None = None
-    most_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class Model:
-    """The description of a model, from its manifest, or from the edge that serves it.
-
-    digest: first 16 hex digits of the hash of the artifact's files.
-    """
-
-    name: str
-    precision: str | None = None
-    digest: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Facts:
-    """The facts of a whole run.
-
-    energy: rails of the power sensor; None without a sensor. device: the device's name; "" in old
-    files. watch: the schedule of a `field watch`; None for a run of `field measure`. alive_unix_s,
-    alive_clock_s: when a watch last wrote that it runs, by both clocks; it writes so during an
-    outage, which has no rows, and when it stops.
-    """
-
-    software: str  # name and version, for example "pilotfish 0.2.0"
-    settings: MatrixSettings
-    starts: tuple[Start, ...]
-    drafter: Model
-    target: Model | None  # None if only `local` was measured
-    edge: str | None  # address of the edge, tcp://host:port; None if the run had no edge
-    edge_software: str | None
-    draft_path: str
-    keys_path: str | None
-    note: str
-    energy: str | None
-    device: str = ""
-    watch: Watch | None = None
-    alive_unix_s: float | None = None
-    alive_clock_s: float | None = None
-
-    @property
-    def host(self) -> dict[str, Any]:
-        """The host's facts at the first start."""
-        return self.starts[0].host
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """One answer of the matrix. Its times do not include the time for recording.
-
-    protocol, window: the requested configuration. protocol_used, window_used: the configuration
-    that was used; under ``auto`` it differs from the requested one. link: state of the link when
-    the answer began. choice: the protocol and window that ``auto`` chose for the answer. at_s[i]:
-    seconds from the start of the answer to the commit of round i. The first round includes reading
-    the prompt, because every answer starts with cold caches. recording_s: seconds spent writing the
-    run file. clock_s: the begin by the run's clock
-    (`run_clock`); None in old files. rtts: samples of the RTT during the answer.
-    """
-
-    id: int
-    protocol: str
-    window: WindowSetting | None
-    prompt: int
-    repeat: int
-    warm_up: bool
-    temperature: float
-    seed: int
-    started_unix_s: float
-    finished: bool
-    error: str | None = None  # message of the error that ended the answer, if it could be recorded
-    protocol_used: str | None = None
-    window_used: WindowSetting | None = None
-    prompt_tokens: int = 0
-    tokens: int = 0
-    finish_reason: str | None = None
-    first_token_s: float = 0.0
-    total_s: float = 0.0
-    recording_s: float = 0.0
-    link: LinkState | None = None
-    choice: Choice | None = None
-    probe_uplink_bytes: int = 0
-    probe_downlink_bytes: int = 0
-    pings: int = 0
-    energy_j: float | None = None
-    point: Point = ()
-    clock_s: float | None = None
-    rtts: list[RttSample] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
-    at_s: list[float] = field(default_factory=list)
-
-    @property
-    def configuration(self) -> Configuration:
-        """The requested configuration."""
-        return Configuration.of(self.protocol, self.window, self.point)
-
-    @property
-    def cell(self) -> Cell:
-        """The cell of the matrix to which the answer belongs."""
-        return Cell(self.configuration, self.prompt, self.repeat)
-
-    @property
-    def acceptance(self) -> float:
-        """The acceptance α of the answer's rounds (`device_runtime.record.acceptance`)."""
-        return acceptance(self.rounds)
-
+from pilotfish.lab.field.run_facts import Facts
+from pilotfish.lab.field.run_file import format_of, open_read_only, reporting_damage
+from pilotfish.lab.field.run_schema import CLOCK, CLOCK_SINCE, POINT, POINT_SINCE, later_columns
+from pilotfish.wire.protocols import option_types
 
 _ANSWER_COLUMNS = [
     column.name
     for column in fields(Answer)
     if column.name not in ("rounds", "at_s", "rtts", POINT, CLOCK)
 ]
-_ROUND_COLUMNS = (
-    "at_s, protocol, start, window, nodes, accepted, tokens, uplink_bytes, downlink_bytes, "
-    + ", ".join(f"{stage}_s" for stage in STAGES)
-)
 # the end of the newest row; an answer's time to its end is unknown if it was cut off
 _LAST_MOMENT = (
     "SELECT started_unix_s + ifnull(total_s, 0), clock_s + ifnull(total_s, 0) FROM answers "
@@ -359,11 +114,11 @@ class Run:
                 )
             )
         for columns in self._database.execute(
-            f"SELECT {', '.join([_ROUND_COLUMNS, *self._later])} FROM rounds WHERE answer = ? "
+            f"SELECT {', '.join([ROUND_COLUMNS, *self._later])} FROM rounds WHERE answer = ? "
             "ORDER BY number",
             (answer.id,),
         ):
-            at_s, round_ = _round(columns, self._later)
+            at_s, round_ = round_of(columns, self._later)
             answer.at_s.append(at_s)
             answer.rounds.append(round_)
         return answer
@@ -465,30 +220,3 @@ def _gather_options(settings: dict[str, Any]) -> None:
     old_options = {name: settings.pop(name) for name in option_names if name in settings}
     set_options = {name: value for name, value in old_options.items() if value is not None}
     settings.setdefault("options", set_options)
-
-
-def _round(columns: sqlite3.Row, later: list[str]) -> tuple[float, Round]:
-    """Return at_s and the round of a row.
-
-    later: names of the columns that formats 2 and later added.
-    """
-    at_s, protocol, start, window, nodes, accepted, tokens, up, down, *rest = columns
-    stages, counts = rest[: len(STAGES)], dict(zip(later, rest[len(STAGES) :], strict=True))
-    inquired = counts.pop(INQUIRED, 0)
-    other_notes = msgspec.json.decode(counts.pop(NOTES, "{}"), type=dict[str, int | float])
-    counter_names = {counter.name for counter in counters_of(protocol)}
-    notes = {name: value for name, value in counts.items() if value or name in counter_names}
-    record = {
-        "protocol": protocol,
-        "start": start,
-        "window": window,
-        "nodes": nodes,
-        "accepted": accepted,
-        "tokens": msgspec.json.decode(tokens, type=list[int]),
-        "uplink_bytes": up,
-        "downlink_bytes": down,
-        "timings": dict(zip(STAGES, stages, strict=True)),
-        "notes": {**notes, **other_notes},
-        "inquired": inquired,
-    }
-    return msgspec.convert(at_s, float), msgspec.convert(record, Round)

@@ -11,7 +11,7 @@ spread over more tokens.
 from collections.abc import Sequence
 
 from pilotfish.device_runtime.record import Round
-from pilotfish.lab.field.run import Answer
+from pilotfish.lab.field.answer import Answer
 
 
 def steady_rounds(answer: Answer) -> list[Round]:

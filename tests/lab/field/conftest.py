@@ -1,4 +1,4 @@
-"""A run that was really measured, and its report."""
+"""A run that was really measured, and its report; a run file made by hand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import pytest
 
 from pilotfish.cli import main
+from pilotfish.lab.field.recording import Recorder
+from tests.support.made_runs import FACTS, LINK, a_round, requests
 
 HOSTILE = '<script>alert("x")</script> & <img src="http://evil.example/x.png"> $\\frac{'
 
@@ -31,3 +33,21 @@ def report(walk, tmp_path_factory):
     result = folder / "figures.json"
     assert main(["field", "report", str(walk), "--out", str(folder), "--json", str(result)]) == 0
     return folder, json.loads(result.read_text())
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "walk.pilotfish"
+
+
+@pytest.fixture
+def written(path):
+    """A run file with three finished answers and one that was cut off after its second round."""
+    with Recorder.create(path, FACTS) as recorder:
+        for repeat in range(4):
+            number = recorder.begin(requests(repeat=repeat))
+            for i in range(6 if repeat < 3 else 2):
+                recorder.add_round(number, i, 0.1 * i, a_round(i))
+            if repeat < 3:
+                recorder.end(number, finished=True, tokens=18, total_s=0.6, link=LINK)
+    return path

@@ -15,8 +15,9 @@ from pilotfish.cli import main
 from pilotfish.emulation.emulator import Conditions
 from pilotfish.lab.field import matrix
 from pilotfish.lab.field.axes import all_axes, format_point
-from pilotfish.lab.field.recording import has_begun
-from pilotfish.lab.field.run import MatrixSettings, Run
+from pilotfish.lab.field.matrix_settings import MatrixSettings
+from pilotfish.lab.field.run import Run
+from pilotfish.lab.field.writable_run_file import has_begun
 from pilotfish.wire.protocols import option_types
 from pilotfish.wire.request import Request
 from tests.support.measuring import PROMPTS, answers, assert_whole, measure

@@ -18,9 +18,9 @@ from pilotfish.lab.field.export.columns import TABLES
 from pilotfish.lab.field.link_rows import Outage, Probe
 from pilotfish.lab.field.recording import Recorder
 from pilotfish.lab.field.run import Run
-from pilotfish.lab.field.run_file import FORMAT
-from tests.lab.field.test_run import LATER, as_format
+from pilotfish.lab.field.run_schema import FORMAT
 from tests.support.made_answers import answer, chain, linked, recorded
+from tests.support.made_runs import LATER, as_format
 from tests.support.measuring import measure
 
 pyarrow = pytest.importorskip("pyarrow")

@@ -17,13 +17,14 @@ import pytest
 from pilotfish.base.errors import RunFileError, UnsupportedError
 from pilotfish.device_runtime.record import RttSample
 from pilotfish.lab.field.link_rows import Outage
-from pilotfish.lab.field.recording import Recorder, has_begun
+from pilotfish.lab.field.recording import Recorder
 from pilotfish.lab.field.replay import replay
 from pilotfish.lab.field.report.measured import read_run
 from pilotfish.lab.field.report.report_page import write
 from pilotfish.lab.field.run import Run
+from pilotfish.lab.field.writable_run_file import has_begun
 from pilotfish.speculation.latency import Link
-from tests.lab.field.test_run import CHOICE, FACTS, LINK, a_round, requests
+from tests.support.made_runs import CHOICE, FACTS, LINK, a_round, requests
 from tests.support.made_watches import probe
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"

@@ -16,8 +16,10 @@ from pilotfish.cli import main
 from pilotfish.device_runtime.session import Session
 from pilotfish.engines.artifact import Artifact
 from pilotfish.lab.field import matrix
-from pilotfish.lab.field.recording import Recorder, has_begun
-from pilotfish.lab.field.run import MatrixSettings, Run
+from pilotfish.lab.field.matrix_settings import MatrixSettings
+from pilotfish.lab.field.recording import Recorder
+from pilotfish.lab.field.run import Run
+from pilotfish.lab.field.writable_run_file import has_begun
 from pilotfish.lab.prompts import BUILT_IN, read_prompts
 from tests.support.daemons import free_port
 from tests.support.measuring import PROMPTS, QUICK, answers, assert_whole, measure

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.device_runtime.record import STAGES
+from pilotfish.lab.field.configuration import Cell, Configuration
 from pilotfish.lab.field.recording import Recorder
 from pilotfish.lab.field.report.figures import by_series, figures, lowest, steady_token_ms
 from pilotfish.lab.field.report.hindsight import hindsight
 from pilotfish.lab.field.report.plausible import expect_plausible
-from pilotfish.lab.field.run import Cell, Configuration, Run
+from pilotfish.lab.field.run import Run
 from pilotfish.lab.statistics import median_interval, positions, share_interval, spread
 from tests.support.made_answers import answer, chain, chosen, recorded
 

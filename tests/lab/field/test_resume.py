@@ -22,8 +22,10 @@ import pytest
 from pilotfish import EdgeServer
 from pilotfish.cli import main
 from pilotfish.lab.field import matrix
-from pilotfish.lab.field.recording import Recorder, has_begun
-from pilotfish.lab.field.run import Answer, Run
+from pilotfish.lab.field.answer import Answer
+from pilotfish.lab.field.recording import Recorder
+from pilotfish.lab.field.run import Run
+from pilotfish.lab.field.writable_run_file import has_begun
 from tests.support.commands import command
 from tests.support.daemons import free_port
 from tests.support.measuring import PROMPTS, QUICK, answers, assert_whole, measure, wait_for_answers

@@ -13,10 +13,11 @@ import msgspec
 import numpy as np
 
 from pilotfish.device_runtime.record import STAGES, Choice
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.export.columns import POSITION, with_unit
 from pilotfish.lab.field.link_rows import Outage, Probe
 from pilotfish.lab.field.report.plausible import are_possible_times, expect_plausible
-from pilotfish.lab.field.run import Answer, Run
+from pilotfish.lab.field.run import Run
 from pilotfish.lab.field.run_clock import on_wall_clock
 from pilotfish.lab.field.token_speed import steady_token_s, tokens_per_s
 from pilotfish.wire.link.state import READINGS, LinkState

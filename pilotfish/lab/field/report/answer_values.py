@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from pilotfish.lab.field.answer import Answer
+from pilotfish.lab.field.configuration import Configuration
 from pilotfish.lab.field.report.figures import (
     Figures,
     by_series,
@@ -18,7 +20,6 @@ from pilotfish.lab.field.report.figures import (
     timed,
 )
 from pilotfish.lab.field.report.samples import Array
-from pilotfish.lab.field.run import Answer, Configuration
 from pilotfish.wire.request import AUTO
 
 

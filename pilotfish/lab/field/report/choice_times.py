@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from pilotfish.lab.drawing import Axes, legend_below
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.report import clock_axis
 from pilotfish.lab.field.report.answer_values import choice_shares, chosen_protocols
 from pilotfish.lab.field.report.canvas import Plot, PlotStyle, few_only, select
 from pilotfish.lab.field.report.link_history import LinkHistory
-from pilotfish.lab.field.run import Answer
 
 
 def choices_over_time(

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pilotfish.device_runtime.record import STAGES, Round, acceptance
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.axes import applied_to
-from pilotfish.lab.field.run import Answer, Configuration
+from pilotfish.lab.field.configuration import Configuration
 from pilotfish.lab.field.token_speed import (
     committed_tokens,
     steady_rounds,

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from pilotfish.device_runtime.record import Choice
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.axes import Point, applied_to
+from pilotfish.lab.field.configuration import Configuration
 from pilotfish.lab.field.report.figures import order, steady_token_ms
-from pilotfish.lab.field.run import Answer, Configuration
 from pilotfish.lab.statistics import Spread, spread
 from pilotfish.wire.request import AUTO
 

@@ -6,6 +6,7 @@ In: the results of runs. Out: plots, with descriptions in words (alternative tex
 from collections.abc import Sequence
 
 from pilotfish.lab.drawing import Axes, escape_math, legend_below
+from pilotfish.lab.field.configuration import WindowSetting
 from pilotfish.lab.field.report.canvas import (
     Plot,
     PlotStyle,
@@ -24,7 +25,6 @@ from pilotfish.lab.field.report.figures import (
     quickest,
     timed,
 )
-from pilotfish.lab.field.run import WindowSetting
 from pilotfish.lab.statistics import FEWEST_VALUES, Spread
 
 _WITHOUT_WINDOW = "no γ"

@@ -11,11 +11,12 @@ from typing import TypeAlias
 
 import numpy as np
 
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.link_rows import Outage, Probe
 from pilotfish.lab.field.report.row_times import RowTimes
 from pilotfish.lab.field.report.samples import Array, Samples, samples
-from pilotfish.lab.field.run import Answer, Facts, Watch
 from pilotfish.lab.field.run_clock import ClockStep
+from pilotfish.lab.field.run_facts import Facts, Watch
 from pilotfish.wire.link.state import READINGS, LinkState
 
 Series: TypeAlias = tuple[Samples, Samples]  # measured values, and lower bounds

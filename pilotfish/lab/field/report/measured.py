@@ -9,6 +9,7 @@ import numpy as np
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.prose import one_line
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.report.answer_values import (
     MEASURES,
     Values,
@@ -20,7 +21,8 @@ from pilotfish.lab.field.report.hindsight import Hindsight, hindsight
 from pilotfish.lab.field.report.link_history import QUANTITIES, LinkHistory, history
 from pilotfish.lab.field.report.plausible import expect_plausible
 from pilotfish.lab.field.report.samples import Array, percentiles
-from pilotfish.lab.field.run import Answer, Facts, Run
+from pilotfish.lab.field.run import Run
+from pilotfish.lab.field.run_facts import Facts
 from pilotfish.lab.statistics import LEVEL, RESAMPLES
 
 _NAME_LETTERS = 40  # longest name of a device in a report

@@ -13,8 +13,9 @@ from typing import Final, TypeAlias
 from pilotfish.base.errors import RunFileError
 from pilotfish.base.prose import one_line
 from pilotfish.device_runtime.record import STAGES, Choice, Forecast, Round
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.link_rows import LARGEST, Outage, Probe
-from pilotfish.lab.field.run import Answer, Facts, Start, Watch
+from pilotfish.lab.field.run_facts import Facts, Start, Watch
 from pilotfish.wire.link.state import LinkState
 from pilotfish.wire.protocols import counters
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.link_rows import Outage, Probe
-from pilotfish.lab.field.run import Answer
 from pilotfish.lab.field.run_clock import on_wall_clock
 
 

@@ -8,10 +8,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 from pilotfish.lab.field.axes import format_point, of_link
+from pilotfish.lab.field.configuration import has_windows
 from pilotfish.lab.field.report.figures import Figures, counters_with_values, lowest
 from pilotfish.lab.field.report.hindsight import Hindsight
 from pilotfish.lab.field.report.measured import MeasuredRun
-from pilotfish.lab.field.run import Model, has_windows
+from pilotfish.lab.field.run_facts import Model
 from pilotfish.lab.page import Table
 from pilotfish.lab.statistics import Spread
 from pilotfish.wire.protocols import RoundCounter

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.link_rows import Outage, Probe
-from pilotfish.lab.field.run import Answer
 from pilotfish.lab.field.watch.clock import Stamp
 
 

@@ -1,7 +1,7 @@
 """Bound the run file of a watch: delete its oldest rounds by age, and by the file's size."""
 
 from pilotfish.lab.field.recording import Recorder
-from pilotfish.lab.field.run import Watch
+from pilotfish.lab.field.run_facts import Watch
 
 _FULL = 0.9  # share of the size at which deleting begins, since SQLite's log needs room, too
 _PORTION = 0.02  # share of the file's time that is deleted at once

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 
 from pilotfish.base.errors import RunFileError
 from pilotfish.device_runtime.record import Round, RttSample
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.link_rows import Outage, Probe
 from pilotfish.lab.field.recording import Recorder
-from pilotfish.lab.field.run import Answer
 
 _Row: TypeAlias = Callable[[Recorder], None]
 

@@ -16,11 +16,14 @@ from pilotfish.device_runtime import energy
 from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact
 from pilotfish.lab import host
-from pilotfish.lab.field.recording import Recorder, has_begun
-from pilotfish.lab.field.run import Facts, MatrixSettings, Model, Run, Start
+from pilotfish.lab.field.matrix_settings import MatrixSettings
+from pilotfish.lab.field.recording import Recorder
+from pilotfish.lab.field.run import Run
 from pilotfish.lab.field.run_clock import begin
+from pilotfish.lab.field.run_facts import Facts, Model, Start
 from pilotfish.lab.field.watch.clock import Clock
 from pilotfish.lab.field.watch.watch_settings import WatchSettings
+from pilotfish.lab.field.writable_run_file import has_begun
 from pilotfish.lab.runs import changes
 
 _MOST_STARTS = 1_000  # starts that a file keeps: the first one and the newest ones

@@ -18,9 +18,10 @@ import numpy as np
 from pilotfish.base.metrics import Histogram, counter, gauge, histogram, metric, metric_families
 from pilotfish.base.prose import one_line
 from pilotfish.base.version import SOFTWARE
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.link_rows import Outage, Probe
-from pilotfish.lab.field.run import Answer, Facts
 from pilotfish.lab.field.run_clock import RunClock
+from pilotfish.lab.field.run_facts import Facts
 from pilotfish.lab.field.token_speed import steady_token_s
 from pilotfish.lab.field.watch.clock import Clock, Stamp
 from pilotfish.lab.field.watch.listener import WatchListener, WatchRound

@@ -8,8 +8,9 @@ from pilotfish.base.settings import setting
 from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.edge_runtime.metrics_server import MetricsAddress, MetricsHosts
 from pilotfish.engines.engine_settings import EngineSettings
+from pilotfish.lab.field.matrix_settings import MatrixSettings
 from pilotfish.lab.field.measure import EdgeKeys
-from pilotfish.lab.field.run import MatrixSettings, Watch
+from pilotfish.lab.field.run_facts import Watch
 from pilotfish.lab.field.watch.probe import ProbeSettings
 from pilotfish.lab.field.watch.schedule import Schedule
 from pilotfish.lab.prompts import BUILT_IN, prompts_setting, read_prompts

@@ -11,7 +11,7 @@ from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.link.retry import AWAY, CancelToken
 from pilotfish.device_runtime.record import Round
 from pilotfish.drafting.text_drafter import TEXT
-from pilotfish.lab.field.run import Model
+from pilotfish.lab.field.run_facts import Model
 from pilotfish.lab.field.watch.watch_settings import WatchSettings
 
 # Errors that tell that the edge cannot be used now. All other errors concern one answer.

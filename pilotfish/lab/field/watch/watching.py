@@ -26,10 +26,12 @@ from pilotfish.device_runtime import energy
 from pilotfish.device_runtime.device import Device
 from pilotfish.device_runtime.record import Round
 from pilotfish.lab.field import matrix
+from pilotfish.lab.field.answer import Answer
+from pilotfish.lab.field.configuration import Cell
 from pilotfish.lab.field.link_rows import Outage, Probe
+from pilotfish.lab.field.matrix_settings import MatrixSettings
 from pilotfish.lab.field.measure import Measurement, RoundLog
 from pilotfish.lab.field.recording import Recorder
-from pilotfish.lab.field.run import Answer, Cell, MatrixSettings
 from pilotfish.lab.field.run_clock import RunClock
 from pilotfish.lab.field.watch.clock import Clock, Stamp, Stamps
 from pilotfish.lab.field.watch.listener import WatchListener, WatchRound

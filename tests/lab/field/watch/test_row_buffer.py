@@ -15,9 +15,12 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pilotfish.device_runtime.record import Round, RttSample
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.link_rows import Outage, Probe
+from pilotfish.lab.field.matrix_settings import MatrixSettings
 from pilotfish.lab.field.recording import Recorder
-from pilotfish.lab.field.run import Answer, Facts, MatrixSettings, Model, Run, Start, Watch
+from pilotfish.lab.field.run import Run
+from pilotfish.lab.field.run_facts import Facts, Model, Start, Watch
 from pilotfish.lab.field.watch import row_buffer
 from pilotfish.lab.field.watch.retention import forget_old
 from pilotfish.lab.field.watch.row_buffer import RowBuffer

@@ -17,7 +17,7 @@ import zmq
 
 from pilotfish import EdgeServer
 from pilotfish.emulation.emulator import Conditions, Emulator
-from pilotfish.lab.field.recording import has_begun
+from pilotfish.lab.field.writable_run_file import has_begun
 from tests.support.daemons import free_port
 from tests.support.measuring import answers
 from tests.support.watching import numbers

@@ -18,12 +18,12 @@ import pytest
 
 from pilotfish.base.errors import ConfigError, RunFileError
 from pilotfish.cli import main
-from pilotfish.lab.field.recording import has_begun
 from pilotfish.lab.field.report.measured import read_run
 from pilotfish.lab.field.run import Run
 from pilotfish.lab.field.run_clock import on_wall_clock
 from pilotfish.lab.field.token_speed import steady_token_s
 from pilotfish.lab.field.watch.watch_file import open_watch
+from pilotfish.lab.field.writable_run_file import has_begun
 from tests.support import daemons
 from tests.support.daemons import Systemd, free_port, running
 from tests.support.measuring import answers, assert_whole, measure

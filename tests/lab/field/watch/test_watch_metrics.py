@@ -21,8 +21,10 @@ from prometheus_client.exposition import generate_latest
 from pilotfish.cli import main
 from pilotfish.device_runtime.record import Choice, Round
 from pilotfish.edge_runtime.metrics_server import MetricsServer
+from pilotfish.lab.field.answer import Answer
 from pilotfish.lab.field.link_rows import Outage, Probe
-from pilotfish.lab.field.run import Answer, Facts, MatrixSettings, Model, Start, Watch
+from pilotfish.lab.field.matrix_settings import MatrixSettings
+from pilotfish.lab.field.run_facts import Facts, Model, Start, Watch
 from pilotfish.lab.field.token_speed import steady_token_s
 from pilotfish.lab.field.watch.clock import Clock, Stamp
 from pilotfish.lab.field.watch.listener import WatchRound
