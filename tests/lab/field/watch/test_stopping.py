@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -232,3 +233,22 @@ def test_a_signal_in_the_middle_of_anything(edge: EdgeServer, out: Path, prompts
                 assert time.monotonic() - begun_s < STOPPED_S
             finally:
                 process.kill()
+
+
+def test_rows_that_are_lost_at_the_end_are_told(edge: EdgeServer, out: Path, prompts: Path) -> None:
+    """Somebody unmounts the folder of the file between two rounds."""
+    folder = out.parent / "card"
+    folder.mkdir()
+    card = folder / out.name
+
+    def unmounted() -> bool:
+        if not has_begun(card) or not numbers(card):
+            return False
+        folder.rename(out.parent / "unmounted")
+        return True
+
+    command = watch_command(edge.endpoint, card, prompts, "--every", "1s")
+    code, _, err = stopped(command, after(2.5, unmounted), signal.SIGTERM)
+    assert code == 74
+    assert re.search(rf"\b[1-9]\d* rows are lost, because .* to {re.escape(str(card))}", err)
+    assert not card.exists()
