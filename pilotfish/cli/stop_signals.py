@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 SIGINT_CODE: Final = 128 + signal.SIGINT
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_AT_ONCE = "pilotfish: the command did not stop in time, and was ended\n"
+_AT_ONCE = "pilotfish: the command did not stop in time, and was ended."
 
 
 class Step(NamedTuple):
@@ -34,18 +34,20 @@ class Step(NamedTuple):
 
 
 @contextmanager
-def stopping_by(*steps: Step) -> Iterator[list[int]]:
+def stopping_by(*steps: Step, lost: Callable[[], str] = lambda: "") -> Iterator[list[int]]:
     """Take these steps after one of these signals within the block; yield the signals so far.
 
     If the block has not ended after the last step's time, or at one more signal, the process ends:
-    with `SIGINT_CODE` if its first signal was SIGINT, else with 0. Only for the main thread.
+    with 74 if something is lost by that, with `SIGINT_CODE` if its first signal was SIGINT, else
+    with 0. lost: called then, in another thread; returns a sentence that tells what is lost. Only
+    for the main thread.
     """
     received: list[int] = []
     read, write = socket.socketpair()
     write.setblocking(False)
-    thread = threading.Thread(target=_follow, args=(read, steps, received), daemon=True)
+    thread = threading.Thread(target=_follow, args=(read, steps, received, lost), daemon=True)
     before_fd = signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
-    numbers = [number for number in _STOPS if signal.getsignal(number) != signal.SIG_IGN]  # nohup
+    numbers = [number for number in _STOPS if number != signal.SIGHUP or not _is_ignored(number)]
     before = {number: signal.signal(number, lambda number, frame: None) for number in numbers}
     thread.start()
     try:
@@ -59,7 +61,14 @@ def stopping_by(*steps: Step) -> Iterator[list[int]]:
         read.close()
 
 
-def _follow(read: socket.socket, steps: tuple[Step, ...], received: list[int]) -> None:
+def _is_ignored(number: int) -> bool:
+    """Return whether a signal was ignored when the command began, as SIGHUP is under nohup."""
+    return signal.getsignal(number) == signal.SIG_IGN
+
+
+def _follow(
+    read: socket.socket, steps: tuple[Step, ...], received: list[int], lost: Callable[[], str]
+) -> None:
     """Take the steps until the other end of the socket closes."""
     waiting = list(steps)
     until_s: float | None = None
@@ -74,16 +83,18 @@ def _follow(read: socket.socket, steps: tuple[Step, ...], received: list[int]) -
                 continue
             received += numbers
         if not waiting:
-            _end(received[0])
+            _end(received[0], lost())
         step = waiting.pop(0)
         step.act()
         until_s = time.monotonic() + step.within_s
 
 
-def _end(number: int) -> None:
+def _end(number: int, lost: str) -> None:
     """End the process; a terminal or pipe that takes no text does not hinder this."""
     with suppress(OSError, ValueError):
         descriptor = sys.stderr.fileno()
         if select.select([], [descriptor], [], 0.0)[1]:
-            os.write(descriptor, _AT_ONCE.encode())
+            os.write(descriptor, f"{_AT_ONCE}{f' {lost}' if lost else ''}\n".encode())
+    if lost:
+        os._exit(os.EX_IOERR)
     os._exit(SIGINT_CODE if number == signal.SIGINT else 0)

@@ -88,13 +88,20 @@ def watch(settings: WatchSettings, clock: Clock | None = None) -> int:
             on_fetch=lambda done, total: supervisor.feed(),
         )
         steps = Step(watching.stop, _ROW_S), Step(watching.interrupt, _END_S)
-        with stopping_by(*steps) as received:
+        with stopping_by(*steps, lost=lambda: _describe_lost(watching, settings)) as received:
             watching.run()
     _tell_end(settings, watching)
-    lost = watching.rows.waiting + watching.rows.dropped
-    if lost:
-        raise OSError(f"{lost} rows are lost, because they could not be written to {settings.out}.")
+    if lost := _describe_lost(watching, settings):
+        raise OSError(lost)
     return SIGINT_CODE if signal.SIGINT in received else 0
+
+
+def _describe_lost(watching: Watching, settings: WatchSettings) -> str:
+    """Tell how many rows the file does not have; "" for none."""
+    number = watching.rows.waiting + watching.rows.dropped
+    if not number:
+        return ""
+    return f"{number} rows are lost, because they could not be written to {settings.out}."
 
 
 def _tell_begin(settings: WatchSettings, opened: WatchFile) -> None:

@@ -10,6 +10,7 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, TypeAlias
 
 from pilotfish.base.errors import RunFileError
@@ -23,6 +24,7 @@ _Row: TypeAlias = Callable[[Recorder], None]
 # Rows in memory; older ones are dropped. A round of a probe and three answers has 4 rows, so these
 # are 1,024 rounds: three and a half days at one round every five minutes.
 MOST_ROWS = 4096
+_LARGEST_PORTION = 256  # rows of one transaction, whose sync takes most of its time
 
 
 class _UnwrittenAnswer:
@@ -90,6 +92,7 @@ class RowBuffer:
         self._open: Outage | None = None  # the file has its begin, but not its end
         self._alive: dict[str, float] | None = None
         self._rows: deque[_Row] = deque()
+        self._portion = 1  # number of rows of the next transaction
         self._running: _UnwrittenAnswer | None = None
         self.check_answer: Callable[[], None] = lambda: None
         self.problem = ""
@@ -166,15 +169,19 @@ class RowBuffer:
     def flush(self) -> None:
         """Try to write all rows that are in memory."""
         while self._rows:
-            row = self._rows[0]
-            if not self._try(partial(self._write, row)):
+            rows = list(islice(self._rows, self._portion))
+            if not self._try(partial(self._write, rows)):
+                self._portion = 1  # a disk that is almost full takes one row
                 return
-            self._rows.popleft()
-            self.written += 1
-            if isinstance(row, _UnwrittenOutage):
-                self._open = row.outage if row.outage.ended_clock_s is None else None
+            self._portion = min(2 * self._portion, _LARGEST_PORTION)
+            for row in rows:
+                self._rows.popleft()
+                if isinstance(row, _UnwrittenOutage):
+                    self._open = row.outage if row.outage.ended_clock_s is None else None
+            self.written += len(rows)
+        self._portion = 1
         if self._alive is not None:
-            if not self._try(partial(self._write, _UnwrittenFacts(self._alive))):
+            if not self._try(partial(self._write, [_UnwrittenFacts(self._alive)])):
                 return
             self._alive = None
         if self.problem:
@@ -186,7 +193,8 @@ class RowBuffer:
         if not self._rows and self._recorder is not None:
             self._try(partial(delete, self._recorder))
 
-    def _write(self, row: _Row) -> None:
+    def _write(self, rows: Sequence[_Row]) -> None:
+        """Write rows in one transaction."""
         if self._recorder is not None and not self._recorder.in_place:
             raise OSError(f"{self._recorder.path} was moved or deleted.")
         was_closed = self._recorder is None
@@ -195,7 +203,8 @@ class RowBuffer:
         with self._recorder.together():
             if was_closed and self._open is not None:
                 self._recorder.add_outage(self._open)  # the file may be a new one
-            row(self._recorder)
+            for row in rows:
+                row(self._recorder)
 
     def _try(self, act: Callable[[], None]) -> bool:
         """Return whether it worked; after a failure the file is opened again by the next try."""

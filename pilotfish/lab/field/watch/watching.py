@@ -124,9 +124,9 @@ class Watching:
         self._supervisor.feed()
         self._note_clock_step()
         now_s = self._stamp.clock_s()
-        if self.rows.waiting and now_s >= self._flush_at_s:
+        if self.rows.problem and now_s >= self._flush_at_s:
             self._flush_at_s = now_s + _RETRY_DISK_S
-            self.rows.flush()
+            self.rows.note_alive(*self._stamp())  # writes the rows first
         if self._outage is not None and now_s >= self._alive_at_s:
             self._alive_at_s = now_s + _ALIVE_S
             self.rows.note_alive(*self._stamp())
@@ -154,12 +154,18 @@ class Watching:
             device = self._edge.reach()
             self._on_reached()
             if self._measurement is None or self._measurement[0] is not device:
-                self._measurement = device, self._prepare(device)
-            return self._measurement[1]
+                self._measurement = None
+                measurement = self._prepare(device)
+                if measurement is not None:
+                    self._measurement = device, measurement
+            return None if self._measurement is None else self._measurement[1]
         return None
 
-    def _prepare(self, device: Device) -> Measurement:
-        """Return what measures the answers of a new device, after a warm-up of each protocol."""
+    def _prepare(self, device: Device) -> Measurement | None:
+        """Return what measures the answers of a new device, after a warm-up of each protocol.
+
+        None: the watch ends, or the edge went away meanwhile, so the warm-up comes again.
+        """
         measurement = Measurement(
             device,
             self._log,
@@ -170,10 +176,10 @@ class Watching:
             unix_s=self._clock.unix_s,
         )
         for cell in matrix.warm_up(self._matrix):
-            if self._stopped:
-                break
+            if self._stopped or self._outage is not None:
+                return None
             self._answer(measurement, cell, warm_up=True)
-        return measurement
+        return None if self._outage is not None else measurement
 
     @contextmanager
     def _losing(self) -> Iterator[None]:

@@ -129,6 +129,35 @@ def recorded(out):
         )
 
 
+def test_rows_that_wait_are_written_by_the_hundred(out, buffered, monkeypatch):
+    """At an end by a signal the watch has seconds, and each transaction waits for the disk."""
+    transactions = []
+    together = Recorder.together
+    monkeypatch.setattr(
+        Recorder, "together", lambda self: transactions.append(self) or together(self)
+    )
+    with full_disk(out, 0):
+        for number in range(1_000):
+            buffered.rows.add_probe(probe(number))
+    assert buffered.rows.waiting > 900
+    transactions.clear()
+    buffered.rows.flush()
+    assert len(transactions) <= 11
+    with Run.open(out) as run:
+        assert [each.clock_s / EVERY_S for each in run.probes()] == list(range(1_000))
+
+
+def test_a_failed_deletion_is_over_with_the_next_sign_of_life(buffered):
+    def fail(recorder):
+        raise OSError("no room")
+
+    buffered.rows.tidy(fail)
+    assert buffered.rows.problem == "no room"
+    assert buffered.rows.waiting == 0
+    buffered.rows.note_alive(1e9, 1.0)
+    assert buffered.problems == ["no room", ""]
+
+
 def test_what_a_full_disk_refuses_is_written_when_there_is_room(out, buffered):
     add_round(buffered.rows, 0)
     with full_disk(out):

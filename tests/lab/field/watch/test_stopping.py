@@ -27,6 +27,14 @@ STOPPED_S = 5.0
 WAIT_S = 60.0
 
 
+@pytest.fixture(autouse=True)
+def hangup_is_not_ignored() -> Iterator[None]:
+    """The tests may themselves run under nohup, which commands inherit."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def watch_command(endpoint: str, out: Path, prompts: Path, *more: object) -> list[str]:
     flags = ["--edge", endpoint, "--out", out, "--prompts", prompts, "--max-tokens", 6, *more]
     return [sys.executable, "-m", "pilotfish", "field", "watch", *map(str, flags)]
@@ -214,6 +222,26 @@ def test_a_library_that_does_not_return_is_ended(number: int, code: int) -> None
     assert process.returncode == code
     assert time.monotonic() - begun_s < STOPPED_S
     assert "did not stop in time" in err
+
+
+def test_what_is_lost_by_the_end_of_a_library_is_told() -> None:
+    program = textwrap.dedent("""
+        import hashlib
+        from pilotfish.cli.stop_signals import Step, stopping_by
+        with stopping_by(Step(lambda: None, 0.1), lost=lambda: "3 rows are lost."):
+            print("begins", flush=True)
+            hashlib.pbkdf2_hmac("sha256", b"a", b"b", 1_000_000_000)
+    """)
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begins\n"
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 74
+    assert err.endswith("3 rows are lost.\n")
 
 
 def test_a_signal_in_the_middle_of_anything(edge: EdgeServer, out: Path, prompts: Path) -> None:
