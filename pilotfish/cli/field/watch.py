@@ -27,7 +27,7 @@ from pilotfish.lab.field.watch.watch_metrics import WatchMetrics
 from pilotfish.lab.field.watch.watch_settings import WatchSettings
 from pilotfish.lab.field.watch.watching import Watching
 
-_ROW_S = 2.5  # time for the present row after a signal
+_PRESENT_ROW_S = 2.5  # time for the present row after a signal
 _END_S = 1.5  # then, time to end all waits and to close the file
 _DESCRIPTION = """\
 In each round measures RTT and goodput, and generates one short answer by each protocol. Records
@@ -87,7 +87,7 @@ def watch(settings: WatchSettings, clock: Clock | None = None) -> int:
             supervisor=supervisor,
             on_fetch=lambda done, total: supervisor.feed(),
         )
-        steps = Step(watching.stop, _ROW_S), Step(watching.interrupt, _END_S)
+        steps = Step(watching.stop, _PRESENT_ROW_S), Step(watching.interrupt, _END_S)
         with stopping_by(*steps, lost=lambda: _describe_lost(watching, settings)) as received:
             watching.run()
     _tell_end(settings, watching)

@@ -111,15 +111,15 @@ class Recorder(WritableRunFile):
         with self._writing(sync=False) as database:  # `end` syncs
             database.executemany("INSERT INTO rtts VALUES (?, ?, ?, ?)", rows)
 
-    def add_probe(self, probe: Probe) -> int:
-        """Record a probe; return its id. The id of ``probe`` is ignored."""
+    def add_probe(self, probe: Probe) -> None:
+        """Record a probe. The id of ``probe`` is ignored."""
         values = {name: getattr(probe, name) for name in PROBE_COLUMNS}
         for name in PROBE_JSON:
             values[name] = None if values[name] is None else json_text(values[name])
-        return self._insert("probes", values)
+        self._insert("probes", values)
 
-    def add_outage(self, outage: Outage) -> int:
-        """Record an outage when it begins, and again when it has ended; return its id.
+    def add_outage(self, outage: Outage) -> None:
+        """Record an outage when it begins, and again when it has ended.
 
         The begin by the run's clock names the outage. If the newest outage of the file is another
         one, the begin is not in the file, so the outage is recorded whole.
@@ -128,12 +128,9 @@ class Recorder(WritableRunFile):
             "SELECT id, began_clock_s FROM outages ORDER BY id DESC LIMIT 1"
         ).fetchone()
         if row is None or row[1] != outage.began_clock_s:
-            values = {name: getattr(outage, name) for name in OUTAGE_COLUMNS}
-            return self._insert("outages", values)
-        number = int(row[0])
-        if outage.ended_clock_s is not None:
-            self.end_outages(outage.ended_unix_s, outage.ended_clock_s, since=number)
-        return number
+            self._insert("outages", {name: getattr(outage, name) for name in OUTAGE_COLUMNS})
+        elif outage.ended_clock_s is not None:
+            self.end_outages(outage.ended_unix_s, outage.ended_clock_s, since=int(row[0]))
 
     def end_outages(self, unix_s: float | None, clock_s: float, *, since: int = 0) -> None:
         """Record this end, by both clocks, of all outages without an end. since: the first id."""
@@ -144,17 +141,15 @@ class Recorder(WritableRunFile):
                 (unix_s, clock_s, since),
             )
 
-    def _insert(self, table: str, values: dict[str, Any]) -> int:
-        """Insert a row, whose id the database chooses; return this id."""
+    def _insert(self, table: str, values: dict[str, Any]) -> None:
+        """Insert a row, whose id the database chooses."""
         del values["id"]
         with self._writing() as database:
-            cursor = database.execute(
+            database.execute(
                 f"INSERT INTO {table} ({', '.join(values)}) "
                 f"VALUES ({', '.join('?' * len(values))})",
                 tuple(values.values()),
             )
-        assert cursor.lastrowid is not None
-        return cursor.lastrowid
 
     def forget(self, before_clock_s: float) -> None:
         """Delete answers and probes that began, and outages that ended, before this time.

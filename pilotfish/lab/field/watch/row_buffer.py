@@ -129,7 +129,7 @@ class RowBuffer:
 
     def add_probe(self, probe: Probe) -> None:
         """Write a probe."""
-        self._add(lambda recorder: _ignore(recorder.add_probe(probe)))
+        self._add(lambda recorder: recorder.add_probe(probe))
 
     def add_outage(self, outage: Outage) -> None:
         """Write an outage when it begins, and again when it has ended."""
@@ -229,7 +229,3 @@ class RowBuffer:
         """Try for a last time to write all rows, and close the file."""
         self.flush()
         self._close()
-
-
-def _ignore(number: int) -> None:
-    """Drop the id of a row that no other row refers to."""
