@@ -132,8 +132,9 @@ _LINK = Section(
         ),
         Panel(
             "Goodput is a bound",
-            "1 where the value of the panel Goodput is only a lower bound: the transfer of the "
-            "probe was too short, so the link may be faster. 0 where it was measured.",
+            "1 where the value of the panel Goodput is only a lower bound: the link carries at "
+            "least this much, and the transfer could not show whether it carries more. 0 where it "
+            "was measured.",
             "none",
             (
                 Query(series(f"{_W}goodput_up_bound"), "up, {{instance}}"),

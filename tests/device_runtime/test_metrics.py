@@ -25,7 +25,7 @@ from pilotfish.device_runtime.record import (
 from pilotfish.device_runtime.service.service_metrics import ServiceMetrics
 from pilotfish.device_runtime.service.status import ServiceStatus
 from pilotfish.engines.language_model import Execution
-from pilotfish.wire.link.state import LinkState
+from pilotfish.wire.link.state import READINGS, LinkState, Reading
 from pilotfish.wire.protocols import names
 from tests.lab.test_host import sensor
 from tests.support.known_rtt import know_rtt
@@ -220,6 +220,13 @@ def test_the_link_is_told_as_far_as_it_is_known(metrics):
         'pilotfish_link_state{state="refused: key"}'
     ]
     assert len(states) == len(Connectivity)
+
+
+def test_every_reading_of_the_link_is_a_metric(metrics):
+    reading = Reading(value=8.0, age_s=1.0, samples=1)
+    metrics.set_link(UP, LinkState(**dict.fromkeys(READINGS, reading)))
+    ages = [name for name in samples(metrics) if "link_reading_age_seconds" in name]
+    assert {name.split('"')[1] for name in ages} == set(READINGS)
 
 
 def test_what_clients_ask_for_does_not_grow_the_metrics(metrics):

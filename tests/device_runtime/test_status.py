@@ -12,7 +12,7 @@ pytest.importorskip("prometheus_client", reason="needs the extra `serve`")
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.record import Choice, Recovery
 from pilotfish.device_runtime.service.status import ServiceStatus, freshest
-from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.link.state import READINGS, LinkState, Reading
 from tests.support.service_facts import DOWN, STATE, UP, a_round, an_answer
 
 LOST = LinkStatus.from_state(Connectivity.LOST, "tcp://edge.example:7077", keys=True)
@@ -47,6 +47,19 @@ def test_status_tells_of_the_link_since_when_and_how_old(status):
     assert info["link"]["goodput_up"]["value"] == 2e6
     assert info["link"]["goodput_down"] is None
     assert (info["edge"], info["target"]) == ("tcp://127.0.0.1:7077", "big")
+
+
+def test_status_tells_every_reading_of_the_link(status):
+    reading = Reading(value=8.0, age_s=1.0, samples=3)
+    status.set_link(UP, LinkState(**dict.fromkeys(READINGS, reading)))
+    link = status.snapshot()["link"]
+    names = [name for name in link if isinstance(link[name], dict)]
+    assert names == [
+        "rtt", "jitter", "goodput_up", "goodput_down", "retransmitted", "retransmitted_down",
+        "signal",
+    ]  # fmt: skip
+    assert {(link[name]["value"], link[name]["samples"]) for name in names} == {(8.0, 3)}
+    assert all(1.0 <= link[name]["age_s"] < 60.0 for name in names)
 
 
 def test_of_several_connections_the_youngest_reading_of_each_kind_counts():

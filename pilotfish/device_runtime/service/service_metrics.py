@@ -50,7 +50,10 @@ _FIRST_S = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 _REQUEST_S = [0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0]
 _RECOVERY_S = [0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0]
 
-_READINGS = (  # (metric, help, attribute of `LinkState`, factor to the metric's unit)
+# (metric, help, attribute of `LinkState`, factor to the metric's unit), one for each of `READINGS`.
+# That list has names and units for people; Prometheus' names, texts and base units (bytes, not
+# bits) are published, so they are written out here.
+_READINGS = (
     ("link_rtt_seconds", "Round-trip time of a small message.", "rtt", 1.0),
     ("link_jitter_seconds", "Mean change from one round-trip time to the next.", "jitter", 1.0),
     ("link_goodput_up_bytes_per_second", "Payload rate from the device to the edge.", "up", 1 / 8),

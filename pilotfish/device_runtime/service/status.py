@@ -17,21 +17,14 @@ from pilotfish.device_runtime.energy import Watch
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.record import STAGES, Generation, Round, acceptance
 from pilotfish.device_runtime.service.status_history import STEP_S, StatusHistory
-from pilotfish.wire.link.state import LinkState, Reading
+from pilotfish.wire.link.state import READINGS, LinkState, Reading
 from pilotfish.wire.protocols import counters
 
 _ROUNDS = 64
 _RECOVERIES = 16
 _NOW_S = 3.0  # "now" is a mean over this time
-_READINGS = {
-    "rtt": "rtt",
-    "jitter": "jitter",
-    "goodput_up": "up",  # the name "up" already says whether there is a link
-    "goodput_down": "down",
-    "retransmitted": "retransmitted",
-    "retransmitted_down": "retransmitted_down",
-    "signal": "signal",
-}
+# names of readings in the body, where they differ: "up" already says whether there is a link
+_NAMES = {"up": "goodput_up", "down": "goodput_down"}
 
 
 def freshest(states: Iterable[LinkState | None]) -> LinkState | None:
@@ -40,7 +33,7 @@ def freshest(states: Iterable[LinkState | None]) -> LinkState | None:
     if not known:
         return None
     readings: dict[str, Reading] = {}
-    for name in _READINGS.values():
+    for name in READINGS:
         taken = [sample for state in known if (sample := getattr(state, name)) is not None]
         if taken:
             readings[name] = min(taken, key=lambda reading: reading.age_s)
@@ -51,6 +44,15 @@ def link_body(status: LinkStatus) -> dict[str, Any]:
     """Return the link's state as JSON types."""
     state, message, remedy = status
     return {"state": state.value, "message": message, "remedy": remedy or None}
+
+
+def _reading_body(reading: Reading, since_s: float) -> dict[str, Any]:
+    """Return a reading as JSON types. since_s: seconds since it was taken from its connection."""
+    return {
+        "value": reading.value,
+        "age_s": reading.age_s + since_s,
+        "samples": reading.samples,
+    }
 
 
 class ServiceStatus:
@@ -222,15 +224,10 @@ class ServiceStatus:
 
     def _link_body(self, now_s: float) -> dict[str, Any]:
         state, at_s = self._link
-        readings: dict[str, Any] = dict.fromkeys(_READINGS)
-        for name, attribute in _READINGS.items():
-            reading: Reading | None = getattr(state, attribute) if state is not None else None
-            if reading is not None:
-                readings[name] = {
-                    "value": reading.value,
-                    "age_s": reading.age_s + now_s - at_s,
-                    "samples": reading.samples,
-                }
+        readings: dict[str, Any] = {}
+        for name in READINGS:
+            reading: Reading | None = getattr(state, name) if state is not None else None
+            readings[_NAMES.get(name, name)] = reading and _reading_body(reading, now_s - at_s)
         status = self._link_status
         return {
             "up": None if status is None else status.state is Connectivity.CONNECTED,

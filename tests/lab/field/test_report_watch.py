@@ -20,7 +20,7 @@ from pilotfish.lab.field.report.distribution_plots import compare_distributions
 from pilotfish.lab.field.report.measured import read_run, with_unique_names
 from pilotfish.lab.field.report.samples import (
     breaks,
-    by_column,
+    by_span,
     distribution,
     percentiles,
     samples,
@@ -28,9 +28,11 @@ from pilotfish.lab.field.report.samples import (
 from pilotfish.lab.statistics import _MANY, median_interval
 from pilotfish.wire.link.state import READINGS, LinkState
 from tests.lab.field.test_report import page_of
-from tests.support.made_watches import BEGAN_UNIX_S, EVERY_S, recorded_watch
+from tests.lab.field.test_report_marks import painted
+from tests.support.made_watches import BEGAN_UNIX_S, EVERY_S, probe, recorded_watch
 
 SLOTS = 72
+HOUR_S = 3600.0
 AWAY, OFF = (20, 32), (50, 56)
 STEPS = [(8, 3600.0), (10, -3600.0)]
 
@@ -176,6 +178,46 @@ def test_an_outage_at_the_end_lasts_as_long_as_the_watch_says(tmp_path):
     assert (outage.ended, outage.ended_s) == (False, BEGAN_UNIX_S + until_s)
 
 
+def two_hours(path, *, alive_s=None, start_s=None, **kinds):
+    """A watch of two rounds, one each hour. alive_s: the last moment that it wrote without a row;
+    start_s: of a second start. Both by the run's clock. Returns its history.
+    """
+    recorded_watch(path, 2, every_s=HOUR_S, **kinds)
+    known = {}
+    with Recorder.resume(path) as recorder:
+        if alive_s is not None:
+            known |= {"alive_unix_s": BEGAN_UNIX_S + alive_s, "alive_clock_s": alive_s}
+        if start_s is not None:
+            first = read_run(path).facts.starts[0]
+            known["starts"] = [first, replace(first, clock_s=start_s, off_s=start_s - 3620.0)]
+        recorder.change_facts(**known)
+    return read_run(path).history
+
+
+def test_the_last_round_of_a_watch_that_runs_counts_as_long_as_the_interval(tmp_path):
+    link = two_hours(tmp_path / "x.pilotfish")
+    assert (link.rounds, link.slots, link.observed_s) == (2, 2, 2 * HOUR_S)
+
+
+def test_a_time_of_which_nothing_is_known_is_not_available(tmp_path):
+    """The edge was away when the watch last wrote that it runs, long before its next round."""
+    link = two_hours(tmp_path / "x.pilotfish", alive_s=4260.0, away=[(1, 2)], open_outage=True)
+    assert (link.rounds, link.slots, link.observed_s) == (2, 2, 4260.0)
+    assert link.away_s == 4260.0 - 3620.0
+    assert link.available == 1.0 - link.away_s / 4260.0
+
+
+def test_a_watch_that_stopped_was_not_watching_until_its_next_round(tmp_path):
+    link = two_hours(tmp_path / "x.pilotfish", alive_s=3700.0)
+    assert (link.rounds, link.slots, link.observed_s) == (2, 2, 3700.0)
+
+
+def test_a_watch_that_has_just_started_again_knows_nothing_of_its_next_round(tmp_path):
+    link = two_hours(tmp_path / "x.pilotfish", start_s=5000.0)
+    assert (link.rounds, link.slots) == (2, 2)
+    assert HOUR_S < link.observed_s < 3620.0
+
+
 def test_the_table_has_the_ten_longest_outages(tmp_path):
     away = [(at, at + 1 + at % 3) for at in range(0, 60, 5)]
     run = read_run(recorded_watch(tmp_path / "x.pilotfish", 64, away=away))
@@ -224,17 +266,34 @@ def test_a_percentile_needs_a_sample_above_it():
     }  # fmt: skip
 
 
-def test_columns_have_the_extremes_and_the_median():
+def test_spans_of_time_have_the_extremes_and_the_median():
     rng = np.random.default_rng(2)
     made = samples(rng.uniform(0, 100, 999), rng.lognormal(size=999))
-    columns = by_column(made, 0.0, 100.0, 10)
-    assert len(columns.unix_s) == 10
-    for at, middle in enumerate(columns.unix_s):
+    spans = by_span(made, np.arange(0.0, 100.0, 10.0))
+    assert len(spans.unix_s) == 10
+    for at, middle in enumerate(spans.unix_s):
         within = (made.unix_s // 10) == at
         inside, times = made.values[within], made.unix_s[within]
         assert middle == (times.min() + times.max()) / 2
-        column = (columns.low[at], columns.median[at], columns.high[at])
-        assert column == (inside.min(), pytest.approx(np.median(inside)), inside.max())
+        span = (spans.low[at], spans.median[at], spans.high[at])
+        assert span == (inside.min(), pytest.approx(np.median(inside)), inside.max())
+
+
+@pytest.mark.parametrize("late_s", [(0.0, 1.2), (0.0, 140.0)])
+def test_each_round_of_a_watch_is_a_point_however_late_it_begins(tmp_path, late_s):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "x.pilotfish"
+    recorded_watch(path, 0)
+    begins = np.arange(100) * EVERY_S + rng.uniform(*late_s, 100)
+    with Recorder.resume(path) as recorder:
+        rounds = [probe(float(at), rng) for at in begins]
+        for each in rounds:
+            recorder.add_probe(each)
+    plot = link_plots.rtt_over_time("x", read_run(path).history)
+    (axes,) = painted(plot, tmp_path)
+    (line,) = (each for each in axes.lines if each.get_label() == "pings")
+    assert line.get_xdata() - BEGAN_UNIX_S == pytest.approx(begins, abs=1e-3)
+    assert line.get_ydata() == pytest.approx([1e3 * np.median(each.rtts_s) for each in rounds])
 
 
 def test_a_line_breaks_at_pauses_and_outages():

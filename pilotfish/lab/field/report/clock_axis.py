@@ -7,7 +7,7 @@ import numpy as np
 
 from pilotfish.lab.drawing import Axes
 from pilotfish.lab.field.report.link_history import LinkHistory
-from pilotfish.lab.field.report.samples import Samples, breaks, by_column
+from pilotfish.lab.field.report.samples import Array, Samples, breaks, by_span
 
 _MINUTE, _HOUR, DAY_S = 60.0, 3600.0, 86400.0
 _STEPS_S = (
@@ -17,7 +17,7 @@ _STEPS_S = (
     *(DAY_S * days for days in (1, 2, 5, 10, 30, 90, 365)),
 )
 _TICKS = {True: 13, False: 5}  # most ticks of an axis, by whether the picture is wide
-_COLUMNS = {True: 500, False: 180}  # most columns of a line: points of its median
+_POINTS = {True: 500, False: 180}  # most points of a line, by whether the picture is wide
 AWAY, PAUSED = "#D55E00", "#8a939c"  # colours of outages and pauses
 
 
@@ -87,21 +87,20 @@ def line(
     filled: bool = True,
     band: bool = True,
 ) -> None:
-    """Draw medians as a line, and extremes as a band: of a watch's rounds, or of pixel columns.
+    """Draw medians as a line, and extremes as a band: of each round, or of each part of the time.
 
-    A column is a round if there is room for all. The line breaks at outages, and where nothing was
-    measured. marker: draws the medians as points instead of a line; filled: whether the points are
-    filled. band: whether to draw the band.
+    The rounds of a watch have a point each if there is room for all; otherwise the time has equal
+    parts. The line breaks at outages, and where nothing was measured. marker: draws the medians as
+    points instead of a line; filled: whether the points are filled. band: whether to draw the band.
     """
-    number = min(history.slots or _COLUMNS[wide], _COLUMNS[wide])
-    columns = by_column(of, history.began_s, history.ended_s, number)
+    spans = by_span(of, _begins_of_points(history, _POINTS[wide]))
     if marker:
         axes.plot(
-            columns.unix_s,
-            columns.median,
+            spans.unix_s,
+            spans.median,
             linestyle="",
             marker=marker,
-            markersize=3.5 if len(columns.unix_s) > 100 else 5,
+            markersize=3.5 if len(spans.unix_s) > 100 else 5,
             markerfacecolor=colour if filled else "none",
             markeredgewidth=0.9,
             color=colour,
@@ -109,24 +108,31 @@ def line(
         )
         return
     begins = np.array([outage.began_s for outage in history.outages], np.float64)
-    broken = breaks(columns.first_s, columns.last_s, history.longest_s, begins)
+    broken = breaks(spans.first_s, spans.last_s, history.longest_s, begins)
     at = np.flatnonzero(broken)
     times, low, median, high = (
         np.insert(values, at, np.nan)
-        for values in (columns.unix_s, columns.low, columns.median, columns.high)
+        for values in (spans.unix_s, spans.low, spans.median, spans.high)
     )
     if band:
-        # with steps, an extreme is as wide as its column, not a triangle to the next ones
+        # with steps, an extreme is as wide as its part of the time, not a triangle to the next ones
         axes.fill_between(times, low, high, step="mid", color=colour, alpha=0.3, linewidth=0)
     axes.plot(times, median, color=colour, linewidth=1.1, label=label)
     # a point between two breaks has no line, so it is drawn as a dot
     broken[:1] = True
     alone = broken & np.append(broken[1:], True)
     axes.plot(
-        columns.unix_s[alone],
-        columns.median[alone],
+        spans.unix_s[alone],
+        spans.median[alone],
         color=colour,
         linestyle="",
         marker=".",
         markersize=3,
     )
+
+
+def _begins_of_points(history: LinkHistory, most: int) -> Array:
+    """Return the begins of the times that a line has a point for, ascending; at most so many."""
+    if 0 < len(history.rounds_s) <= most:
+        return history.rounds_s
+    return np.linspace(history.began_s, history.ended_s, most, endpoint=False)

@@ -6,7 +6,6 @@ device's wall clock which held longest (`field.run_clock`).
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -16,7 +15,7 @@ from pilotfish.lab.field.link_rows import Outage, Probe
 from pilotfish.lab.field.report.row_times import RowTimes
 from pilotfish.lab.field.report.samples import Array, Samples, samples
 from pilotfish.lab.field.run_clock import ClockStep
-from pilotfish.lab.field.run_facts import Facts, Watch
+from pilotfish.lab.field.run_facts import Facts
 from pilotfish.wire.link.state import READINGS, LinkState
 
 Series: TypeAlias = tuple[Samples, Samples]  # measured values, and lower bounds
@@ -59,20 +58,22 @@ class Traffic:
 class LinkHistory:
     """The link during a run, by the wall clock.
 
-    began_s, ended_s: the run; a watch also covers the slot of its last round. rounds, slots: rounds
-    of a watch, and those that its schedule had. rtts: RTT samples in ms by their source, the best
-    source first. lost: pings without a reply. estimates: the device's estimates by the names of
-    `QUANTITIES`. goodput, bounds: probes' goodput in Mbit/s by direction, and those values that
-    are only lower bounds. outages, pauses: times when the edge was away, and when nothing was
-    measured; a time in which a watch was off is a pause, however short. longest_s: longest time
-    without a row that is no pause. steps: settings of the wall clock. answers_s: begins of the
-    counted answers, in their order.
+    began_s, ended_s: the run; a watch also covers the slot of its last round, unless it is known to
+    have stopped or lost the edge since. rounds, slots: rounds of a watch, and those that its
+    schedule had. rounds_s: begins of a watch's rounds, ascending. rtts: RTT samples in ms by their
+    source, the best source first. lost: pings without a reply. estimates: the device's estimates by
+    the names of `QUANTITIES`. goodput, bounds: probes' goodput in Mbit/s by direction, and those
+    values that are only lower bounds. outages, pauses: times when the edge was away, and when
+    nothing was measured; a time in which a watch was off is a pause, however short. longest_s:
+    longest time without a row that is no pause. steps: settings of the wall clock. answers_s:
+    begins of the counted answers, in their order.
     """
 
     began_s: float
     ended_s: float
     rounds: int
     slots: int
+    rounds_s: Array
     rtts: dict[str, Samples]
     lost: int
     estimates: dict[str, Samples]
@@ -155,9 +156,9 @@ def history(
             *clock.outages,
         ]
     ).reshape(-1, 2)
-    last_s = float(spans[:, 1].max()) if len(spans) else facts.starts[0].unix_s
-    if facts.alive_clock_s is not None and (alive_s := clock.at(facts.alive_clock_s)) is not None:
-        last_s = max(last_s, alive_s)
+    row_s = float(spans[:, 1].max()) if len(spans) else facts.starts[0].unix_s
+    alive_s = clock.at(facts.alive_clock_s) if facts.alive_clock_s is not None else None
+    last_s = row_s if alive_s is None else max(row_s, alive_s)
     absences = [
         Absence(
             began_s=float(begin),
@@ -173,15 +174,19 @@ def history(
     rounds = len(probes) or len({(answer.prompt, answer.repeat) for answer in counted})
     watch = facts.watch
     longest_s = _PAUSE_S if watch is None else _MISSED * watch.every_s
-    begins = chain(clock.probes, at_answers)
-    ended_s = last_s
+    ended_s, slots = last_s, 0
     if watch is not None:
-        ended_s = max(last_s, _end_of_slot(watch, first_s, max(begins, default=0.0)))
+        next_s = max(clock.probes, default=0.0) + watch.every_s
+        slots = max(1, round((max(last_s, next_s) - first_s) / watch.every_s))
+        if _slot_is_whole(facts, clock, absences, row_s):
+            until_s = np.inf if watch.for_s is None else first_s + watch.for_s
+            ended_s = max(last_s, float(min(next_s, until_s)))
     return LinkHistory(
         began_s=first_s,
         ended_s=ended_s,
         rounds=rounds,
-        slots=0 if watch is None else max(1, round((ended_s - first_s) / watch.every_s)),
+        slots=slots,
+        rounds_s=np.sort(clock.probes),
         rtts=_rtts(counted, at_answers, probes, clock.probes),
         lost=sum(probe.lost for probe in probes),
         estimates=dict(_estimates(counted, at_answers, probes, clock.probes)),
@@ -197,10 +202,17 @@ def history(
     )
 
 
-def _end_of_slot(watch: Watch, first_s: float, round_s: float) -> float:
-    """Return the end of the slot of a watch's last round, which began at ``round_s``."""
-    until_s = np.inf if watch.for_s is None else first_s + watch.for_s
-    return float(min(round_s + watch.every_s, until_s))
+def _slot_is_whole(
+    facts: Facts, clock: RowTimes, absences: Sequence[Absence], row_s: float
+) -> bool:
+    """Return whether the slot of a watch's last round counts to its end: nothing shortens it.
+
+    An outage without an end does, and a sign of life or a start since the last row, which ended at
+    ``row_s``: then the watch has stopped, or was killed.
+    """
+    signs = (facts.alive_clock_s, facts.starts[-1].clock_s)
+    later = [at for sign in signs if sign is not None and (at := clock.at(sign)) is not None]
+    return max(later, default=0.0) < row_s and all(absence.ended for absence in absences)
 
 
 def _pauses(spans: Array, longest_s: float) -> list[tuple[float, float]]:

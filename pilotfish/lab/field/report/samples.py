@@ -1,4 +1,4 @@
-"""Samples of a quantity over clock time, as arrays: percentiles, and values by pixel column.
+"""Samples of a quantity over clock time, as arrays: percentiles, and values by span of time.
 
 In: times (Unix seconds) and values. Out: arrays. No function loops over samples.
 """
@@ -44,11 +44,11 @@ def percentiles(values: Array) -> dict[str, float | None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Columns:
-    """Samples by pixel column. Each array has an entry for each column with a sample, [columns].
+class Spans:
+    """Samples by span of time. Each array has an entry for each span with a sample, [spans].
 
     first_s, last_s: times of its first and last sample. low, median, high: extremes and median of
-    the values in the column.
+    its values.
     """
 
     first_s: Array
@@ -63,16 +63,18 @@ class Columns:
         return 0.5 * (self.first_s + self.last_s)
 
 
-def by_column(of: Samples, begin_s: float, end_s: float, columns: int) -> Columns:
-    """Summarise the samples by pixel column; begin_s, end_s: the first and the last pixel."""
-    width = max(end_s - begin_s, 1e-9) / columns
-    column = np.clip(((of.unix_s - begin_s) / width).astype(np.int64), 0, columns - 1)
-    order = np.lexsort((of.values, column))
-    sorted_column, values = column[order], of.values[order]
-    starts = np.flatnonzero(np.diff(sorted_column, prepend=-1))
+def by_span(of: Samples, begins_s: Array) -> Spans:
+    """Summarise the samples by span of time.
+
+    begins_s: the spans' begins, ascending, [spans]; a sample before the first is of the first span.
+    """
+    span = np.maximum(np.searchsorted(begins_s, of.unix_s, side="right") - 1, 0)
+    order = np.lexsort((of.values, span))
+    sorted_span, values = span[order], of.values[order]
+    starts = np.flatnonzero(np.diff(sorted_span, prepend=-1))
     ends = np.append(starts[1:], len(values)) - 1
-    # times are ascending, so the samples of a column are adjacent, first and last at these indices
-    return Columns(
+    # times are ascending, so the samples of a span are adjacent, first and last at these indices
+    return Spans(
         first_s=of.unix_s[starts],
         last_s=of.unix_s[ends],
         low=values[starts],

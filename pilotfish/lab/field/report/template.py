@@ -40,9 +40,10 @@ made {{ made }} by {{ software }}
 <h2>The link over time</h2>
 {% if gallery.rtt or gallery.link %}
 <p>Times are UTC, by the device's clock; its time zone is not known. A point of a line is the median
-of a round of a watch, or of a pixel column if there are more rounds than pixels. The band reaches
-from the smallest to the largest value. Orange: the edge was away. Grey: nothing was measured, for
-example because the watch was off. Lines break at both.</p>
+of a round of a watch. If there are more rounds than a line has points, and in other runs, it is the
+median of a part of the time; all parts are equally long. The band reaches from the smallest to the
+largest value. Orange: the edge was away. Grey: nothing was measured, for example because the watch
+was off. Lines break at both.</p>
 {% endif %}
 {% for run in runs if clock[run.name] %}
 <p>{{ run.name }}: {{ clock[run.name] }}</p>
@@ -162,8 +163,9 @@ auto.</p>
 95 % interval is a percentile bootstrap over answers, with {{ "{:,}".format(resamples) }} resamples
 and a fixed seed. It tells where the median would be with other prompts of this kind over this link.
 Each line, bar, median, mean and share in the pictures rests on {{ few }} answers, rounds or samples
-at least. p95 is the 95th percentile over answers, or over rounds for a round's time. Intervals of
-shares are Wilson's. α is the share of verified positions that were accepted. n counts answers
-unless another unit is named.</p>
+at least; a line over time as a whole, and a point of it may be the median of fewer. p95 is the 95th
+percentile over answers, or over rounds for a round's time. Intervals of shares are Wilson's. α is
+the share of verified positions that were accepted. n counts answers unless another unit is named.
+</p>
 {% endblock %}
 """
