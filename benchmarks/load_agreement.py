@@ -33,6 +33,7 @@ from _daemons import CommandProcess, wait_until_healthy
 from pilotfish import EdgeServer
 from pilotfish.emulation.emulator import Conditions, Emulator
 from pilotfish.lab.field.load.figures import figures
+from pilotfish.lab.field.load.methods import read_method
 from pilotfish.lab.field.load.results import Results
 
 PROMPTS = (
@@ -107,10 +108,11 @@ class Bench:
         words += ["--warm-up", "2s", "--at", "999s", "--protocols", self._protocol]
         words += ["--processes", 1, *extra]
         subprocess.run([*map(str, words)], check=True, stdout=subprocess.DEVNULL)
-        point = Results.read(out / "load.json").points[0]
-        result = figures(point)
+        results = Results.read(out / "load.json")
+        result = figures(results.points[0], results.load.for_s)
         assert result.first_token_ms is not None
         assert result.token_ms is not None
+        assert result.tokens_per_s is not None
         return {
             "answers": result.n,
             "first_ms": result.first_token_ms.p50,
@@ -129,6 +131,16 @@ class Bench:
         result = self.field_load("wire", turn, "--edge", self._edge, "--draft", self._draft)
         rows.append({"generator": "field load on the wire", **result})
         return [{**row, "turn": turn} for row in rows]
+
+
+def service_flags(method: str) -> list[str]:
+    """The flags of `device serve` for a method as `field load` names it, such as ``ahead:edge``.
+
+    Raises `UnsupportedError` for one that a load cannot replay.
+    """
+    chosen = read_method(method).options
+    flags = [(f"--{name}", chosen.get(name)) for name in ("protocol", "window", "hints")]
+    return [str(word) for flag, value in flags if value is not None for word in (flag, value)]
 
 
 def judge(rows: Rows) -> list[Goal]:
@@ -165,11 +177,13 @@ def main() -> int:
     parser.add_argument("--guidellm", required=True, metavar="PATH", help="the command guidellm")
     parser.add_argument("--devices", type=int, default=2, metavar="N", help="(2)")
     parser.add_argument("--tokens", type=int, default=32, metavar="N", help="of an answer (32)")
-    parser.add_argument("--protocol", default="greedy:4", metavar="P", help="(greedy:4)")
+    parser.add_argument(
+        "--protocol", default="greedy:4", metavar="P", help="as --protocols (greedy:4)"
+    )
     parser.add_argument("--rtt", type=float, default=0.2, metavar="S", help="of the link (0.2)")
     args = parser.parse_args()
     draft, target = pair(args)
-    protocol, _, window = args.protocol.partition(":")
+    flags = service_flags(args.protocol)
     turns, answers = (1, 20) if args.quick else (3, 40)
     steps = Steps(3 * turns)
     rows: Rows = []
@@ -183,8 +197,7 @@ def main() -> int:
         port = free_port()
         words = ["device", "serve", "--draft", draft, "--edge", link.endpoint]
         words += ["--listen", f"127.0.0.1:{port}", "--lanes", args.devices, "--queue", 64]
-        words += ["--protocol", protocol, *(["--window", window] if window else [])]
-        service = CommandProcess(*words, "--threads", 1)
+        service = CommandProcess(*words, *flags, "--threads", 1)
         try:
             wait_until_healthy(port, service)
             where = link.endpoint, f"http://127.0.0.1:{port}"

@@ -5,7 +5,11 @@ and the message is a whole sentence that says what to do. `from_code` turns a re
 class, so that a caller on the device catches the type that the edge raised.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+# a command's exit status after these signals: 128 and the signal's number
+SIGINT_CODE: Final = 130
+SIGHUP_CODE: Final = 129
 
 
 class PilotfishError(Exception):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from pilotfish.base.errors import BusyError, PilotfishError
+from pilotfish.base.errors import SIGHUP_CODE, SIGINT_CODE, BusyError, PilotfishError
 from pilotfish.base.prose import one_line
 from pilotfish.base.shortage import shortage
 from pilotfish.base.terminal import Terminal
@@ -23,8 +23,6 @@ _COMMANDS = (
 )
 _PACKAGES = ("field", "judge")  # commands that are packages, with a module for each action
 _IO_ERROR = 74
-_HUNG_UP = 129
-_INTERRUPTED = 130
 
 _EXAMPLES = """\
 first steps, with nothing to prepare:
@@ -85,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not isinstance(error.__cause__ or error, KeyboardInterrupt):
             raise
         complain("interrupted")
-        return _INTERRUPTED
+        return SIGINT_CODE
     except BrokenPipeError:  # the reader of stdout has closed it
         abandon_unread()
         return 0
@@ -100,7 +98,7 @@ def _failed(error: OSError | MemoryError | RuntimeError, terminal: Terminal) -> 
     """
     if isinstance(error, OSError) and error.errno == errno.EIO and terminal.closed:
         abandon_unread()
-        return _HUNG_UP  # as SIGHUP, which comes a moment later
+        return SIGHUP_CODE  # as SIGHUP, which comes a moment later
     short = shortage(error)
     lacking = "" if short is None else f"this machine has no {short} left for this command:  "
     if isinstance(error, OSError):

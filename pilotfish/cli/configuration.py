@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from pilotfish.base.errors import ConfigError
 from pilotfish.base.prose import one_line
 from pilotfish.base.reading import reading_file, without_bom
-from pilotfish.cli.flags import reads_list
+from pilotfish.cli.flags import reads_list, reads_quantity
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -105,9 +105,9 @@ def _flags(path: Path, options: Mapping[str, argparse.Action]) -> Iterator[str]:
         if flag == "--config":
             raise ConfigError(f"{path}: a configuration file cannot name another one.")
         # a `help` key would end the daemon, on SIGHUP too
-        if flag == "--help" or not _KEY.fullmatch(key):
+        option = options.get(flag) if _KEY.fullmatch(key) and flag != "--help" else None
+        if option is None:
             raise ConfigError(f"{path}: {key!r} is not a setting of this command.")
-        option = options.get(flag)
         words = _words(flag, value, option)
         if words is None:
             raise ConfigError(
@@ -120,10 +120,10 @@ def _flags(path: Path, options: Mapping[str, argparse.Action]) -> Iterator[str]:
         yield from words
 
 
-def _words(flag: str, value: Any, option: argparse.Action | None) -> list[str] | None:
+def _words(flag: str, value: Any, option: argparse.Action) -> list[str] | None:
     """Return the words that a setting is on the command line; None if it has the wrong type."""
     if isinstance(value, bool):
-        takes_none = option is None or option.nargs in (0, "?")
+        takes_none = option.nargs in (0, "?")
         return ([flag] if value else []) if takes_none else None
     if isinstance(value, list):
         if not _takes_several(option) or not all(type(each) in _PLAIN for each in value):
@@ -131,15 +131,13 @@ def _words(flag: str, value: Any, option: argparse.Action | None) -> list[str] |
         if isinstance(option, argparse._AppendAction):
             return [f"{flag}={each}" for each in value]
         return [f"{flag}={','.join(map(str, value))}"] if value else None
-    if type(value) not in _PLAIN or (option is not None and option.nargs == 0):
+    if type(value) not in _PLAIN or option.nargs == 0:
         return None
     return [f"{flag}={value}"]
 
 
-def _takes_several(option: argparse.Action | None) -> bool:
-    return isinstance(option, argparse._AppendAction) or (
-        option is not None and reads_list(option.type)
-    )
+def _takes_several(option: argparse.Action) -> bool:
+    return isinstance(option, argparse._AppendAction) or reads_list(option.type)
 
 
 def _describe(value: Any) -> str:
@@ -156,10 +154,8 @@ def _describe(value: Any) -> str:
     return "a table" if isinstance(value, dict) else f"the {type(value).__name__} {value}"
 
 
-def _describe_expected(option: argparse.Action | None) -> str:
+def _describe_expected(option: argparse.Action) -> str:
     """Describe what the value of an option may be."""
-    if option is None:
-        return "a text, a number, true, false, or a list of these"
     if option.nargs == 0:
         return "true or false"
     like = option.metavar or option.dest.upper()
@@ -168,7 +164,8 @@ def _describe_expected(option: argparse.Action | None) -> str:
     if reads_list(option.type):
         return f"a list of texts or numbers, or a text such as {like}"
     either = ", or true or false" if option.nargs == "?" else ""
-    return f"one text or number ({like}){either}"
+    kind = "text with a unit" if reads_quantity(option.type) else "text or number"
+    return f"one {kind} ({like}){either}"
 
 
 def read_settings(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import argparse
 import math
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import partial, update_wrapper
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -126,7 +126,7 @@ def bounded(kind: Callable[[str], _Number], meta: Meta) -> Callable[[str], _Numb
             raise argparse.ArgumentTypeError(f"{text} is not {within}")
         return value
 
-    return number
+    return update_wrapper(number, kind, (), ())  # `reads_quantity` looks at `kind`
 
 
 def host_and_port(text: str) -> tuple[str, int]:
@@ -214,6 +214,11 @@ def _scalar(kind: Any, meta: Meta) -> _Read:
 def reads_list(read: object) -> bool:
     """Whether this argparse type parses ``A,B,…``."""
     return read in (name_list, expansion) or (isinstance(read, partial) and read.func is _items)
+
+
+def reads_quantity(read: object) -> bool:
+    """Whether this argparse type parses a number with a unit, and perhaps checks its bounds."""
+    return getattr(read, "__wrapped__", read) in (duration, span, size, rate)
 
 
 def _written(form: str | _Read) -> _Read:

@@ -15,9 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-SIGINT_CODE: Final = 128 + signal.SIGINT
+from pilotfish.base.errors import SIGINT_CODE
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AT_ONCE = "pilotfish: the command did not stop in time, and was ended."

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from pilotfish.base.errors import PilotfishError
+from pilotfish.base.errors import SIGINT_CODE, PilotfishError
 
 
 class BundleError(PilotfishError):
@@ -66,4 +66,4 @@ def exit_code_of(command: Callable[[], int]) -> int:
         return 74
     except KeyboardInterrupt:
         print("pilotfish: interrupted", file=sys.stderr)
-        return 130
+        return SIGINT_CODE

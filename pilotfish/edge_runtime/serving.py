@@ -15,6 +15,7 @@ from functools import partial
 
 import zmq
 
+from pilotfish.base.errors import SIGHUP_CODE, SIGINT_CODE
 from pilotfish.base.supervisor import Supervisor
 from pilotfish.edge_runtime.signals import Signals
 from pilotfish.engines.engine_errors import ArtifactError
@@ -26,7 +27,8 @@ _log = logging.getLogger("pilotfish.edge")
 # upper limits of messages and of time (s) in one turn, so that a flood does not delay replies
 _BURST, _TURN_S = 256, 0.002
 _TICK_S = 0.25  # interval (s) between checks of connections and idle sessions, and status updates
-SIGNAL_EXIT_CODES = {int(signal.SIGINT): 130, int(signal.SIGHUP): 129}  # after SIGTERM it is 0
+# exit code by signal; after SIGTERM it is 0
+SIGNAL_EXIT_CODES = {int(signal.SIGINT): SIGINT_CODE, int(signal.SIGHUP): SIGHUP_CODE}
 
 EventHandler = Callable[[], bool]
 

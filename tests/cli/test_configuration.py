@@ -6,11 +6,13 @@ import argparse
 from pathlib import Path
 
 import pytest
+from msgspec import Meta
 
 from pilotfish.base.errors import ConfigError
 from pilotfish.cli.configuration import ConfiguredParser, config_option, reread_args
-from pilotfish.cli.flags import name_list
+from pilotfish.cli.flags import bounded, name_list
 from pilotfish.cli.options import int_between
+from pilotfish.cli.quantities import size, span
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,6 +28,8 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument("--names", type=name_list)
     serve.add_argument("--keys", nargs="?", const="default")
     serve.add_argument("--name", metavar="NAME")
+    serve.add_argument("--every", type=span, metavar="TIME")
+    serve.add_argument("--most", type=bounded(size, Meta(gt=0)), metavar="SIZE")
     other = actions.add_parser("other")
     other.add_argument("--target")
     return top
@@ -84,11 +88,17 @@ def test_read_again_it_is_as_it_stands_now(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("target = 'm'\nsesions = 3\n", "unrecognized arguments: --sesions=3"),
+        ("target = 'm'\nsesions = 3\n", "'sesions' is not a setting of this command"),
         ("target = 'm'\nsessions = 0\n", "0 is not between"),
         ("target = 'm'\nsessions = 'many'\n", "invalid"),
         ("sessions = 3\n", "required: --target"),
-        ("[edge]\ntarget = 'm'\n", "edge is a table; it must be a text"),
+        ("[edge]\ntarget = 'm'\n", "'edge' is not a setting of this command"),
+        ("target = 'm'\nbogus = ['a']\n", "'bogus' is not a setting of this command"),
+        ("target = 'm'\nbogus = true\n", "'bogus' is not a setting of this command"),
+        ("target = 'm'\nbogus = false\n", "'bogus' is not a setting of this command"),
+        ("target = 'm'\nevery = ['5min']\n", r"every is a list; .* one text with a unit \(TIME"),
+        ("target = 'm'\nevery = true\n", r"every is true; .* one text with a unit \(TIME"),
+        ("target = 'm'\nmost = ['1MB']\n", r"most is a list; .* one text with a unit \(SIZE"),
         ("target = ['m', 'n']\n", r"target is a list; it must be one text or number \(TARGET\)"),
         ("target = ['m']\n", "target is a list; it must be one text"),
         ("target = []\n", "target is an empty list; it must be one text"),
@@ -109,7 +119,7 @@ def test_read_again_it_is_as_it_stands_now(file: Path) -> None:
         ("target = 'm'\n'' = true\n", "'' is not a setting"),
         ("target = 'm'\n'-' = true\n", "'-' is not a setting"),
         ("target = 'm'\n'sessions=2' = true\n", "'sessions=2' is not a setting"),
-        ("target = 'm'\nhel = true\n", "unrecognized arguments: --hel"),
+        ("target = 'm'\nhel = true\n", "'hel' is not a setting of this command"),
         ("target = 'm\n", "not valid TOML"),
         ("x = '" + "y" * 70_000 + "'\n", "longer than"),
         (b"\xff", "not valid TOML"),

@@ -28,11 +28,16 @@ _EDGE: tuple[_Column, ...] = (
 )
 _SPEED_CAPTION = (
     "n: answers; tokens/s: of all devices; first: time to the first token; –: fewer than "
-    f"{FEWEST_VALUES} answers"
+    f"{FEWEST_VALUES} answers, or a point that ended early"
 )
 _EDGE_CAPTION = (
     "edge: the target's passes per token, as the edge announced them to each device; CPU: of the "
-    "edge per token, if it runs here; different: answers that are not the recorded ones"
+    "edge per token, if it runs here and the point did not end early; different: answers that are "
+    "not the recorded ones"
+)
+
+_CAPACITY_CAPTION = (
+    "the largest measured number at which 9 of 10 answers hold the limit; ≥: perhaps more"
 )
 
 
@@ -54,7 +59,7 @@ def _table(measured: Sequence[PointFigures], columns: Sequence[_Column], caption
 
 def capacity_table(measured: Sequence[PointFigures], limit_s: float) -> Table:
     """Return a table with the number of devices that the edge carries in each method."""
-    table = Table(caption="the largest measured number at which 9 of 10 answers hold the limit")
+    table = Table(caption=_CAPACITY_CAPTION)
     table.add_column("")
     table.add_column(f"devices at {limit_s * 1e3:g} ms a token", justify="right")
     for method in dict.fromkeys(each.method for each in measured):

@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 
 from msgspec import structs
 
+from pilotfish.base.errors import SIGINT_CODE
 from pilotfish.base.supervisor import Supervisor
 from pilotfish.cli.configuration import ConfiguredParser, config_option
 from pilotfish.cli.default_models import drafter_folder
@@ -16,7 +17,7 @@ from pilotfish.cli.field.watch_screen import WatchLog, WatchScreen
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.logs import is_journal
 from pilotfish.cli.options import Commands
-from pilotfish.cli.stop_signals import SIGINT_CODE, Step, stopping_by
+from pilotfish.cli.stop_signals import Step, stopping_by
 from pilotfish.device_runtime.link.link_group import LINK_LOG, load_keys
 from pilotfish.edge_runtime.metrics_server import MetricsServer
 from pilotfish.lab.field import matrix

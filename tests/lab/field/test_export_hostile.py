@@ -24,7 +24,7 @@ from pilotfish.lab.field.run import Run
 from tests.support.made_answers import answer, chain, chosen, facts, linked
 
 pyarrow = pytest.importorskip("pyarrow")
-from pyarrow import csv, parquet  # noqa: E402
+csv, parquet = (pytest.importorskip(f"pyarrow.{name}") for name in ("csv", "parquet"))
 
 LONG = "a" * 1_000_000
 CELLS: tuple[Any, ...] = (
@@ -87,7 +87,7 @@ def exported(path: Path) -> dict[str, list[Row]]:
         files = {}
         for form, opener in FORMATS.items():
             files[form] = file = io.BytesIO()
-            table_file = opener(file, columns)  # type: ignore[arg-type]
+            table_file = opener(file, columns)
             if rows[name]:
                 table_file.write(rows[name])
             table_file.close()

@@ -28,10 +28,11 @@ class PointFigures(Struct, frozen=True, kw_only=True):
 
     n: answers of the measured time that ended well. failed: those that ended with an error or
     without a token. different: those that are not the recorded ones. first_token_ms, token_ms: over
-    answers; None for fewer than `FEWEST_VALUES`. tokens_per_s: of all devices. edge_ms:
-    milliseconds of the target's passes per token, as the edge announced them to each device; None
-    if it did not. edge_cpu_ms: CPU milliseconds of the edge per token; None for an edge on another
-    machine. tokens_per_round: committed tokens.
+    answers; None for fewer than `FEWEST_VALUES`. tokens_per_s: of all devices; None for a point
+    that ended early. edge_ms: milliseconds of the target's passes per token, as the edge announced
+    them to each device; None if it did not. edge_cpu_ms: CPU milliseconds of the edge per token;
+    None for an edge on another machine, and a point that ended early. tokens_per_round: committed
+    tokens.
     """
 
     method: str
@@ -41,7 +42,7 @@ class PointFigures(Struct, frozen=True, kw_only=True):
     different: int
     first_token_ms: Percentiles | None
     token_ms: Percentiles | None
-    tokens_per_s: float
+    tokens_per_s: float | None
     edge_ms: float | None
     edge_cpu_ms: float | None
     tokens_per_round: float | None
@@ -59,8 +60,8 @@ class PointFigures(Struct, frozen=True, kw_only=True):
 class Capacity(Struct, frozen=True, kw_only=True):
     """The number of devices that an edge carries by one method.
 
-    devices: None: no point had enough answers. at_least: no measured number was too large, so the
-    edge may carry more.
+    devices: None: unknown. at_least: the edge may carry more, because no measured number was too
+    large, or because a number between this one and the first too large one had too few answers.
     """
 
     method: str
@@ -73,14 +74,15 @@ class Capacity(Struct, frozen=True, kw_only=True):
         return f"≥ {self.devices}" if self.at_least else str(self.devices)
 
 
-def figures(point: Point) -> PointFigures:
-    """Compute a point's figures."""
+def figures(point: Point, for_s: float) -> PointFigures:
+    """Compute a point's figures. for_s: how long it lasts at least, if it does not end early."""
     ended = [answer for answer in point.answers if not answer.error and answer.arrivals]
     tokens = sum(answer.tokens for answer in ended)
     rounds = sum(answer.rounds for answer in ended)
     verify_s = sum(answer.verify_s for answer in ended)
     per_token = [each for answer in ended if (each := answer.token_s) is not None]
     cpu_s = point.edge_cpu_s
+    is_whole = point.took_s >= for_s  # the rates of a moment say nothing
     return PointFigures(
         method=point.method,
         devices=point.devices,
@@ -89,9 +91,11 @@ def figures(point: Point) -> PointFigures:
         different=sum(answer.differs for answer in ended),
         first_token_ms=percentiles([answer.first_token_s for answer in ended]),
         token_ms=percentiles(per_token),
-        tokens_per_s=point.tokens / point.took_s,
+        tokens_per_s=point.tokens / point.took_s if is_whole else None,
         edge_ms=1e3 * verify_s / tokens if verify_s and tokens else None,
-        edge_cpu_ms=None if cpu_s is None or not point.tokens else 1e3 * cpu_s / point.tokens,
+        edge_cpu_ms=(
+            1e3 * cpu_s / point.tokens if is_whole and cpu_s is not None and point.tokens else None
+        ),
         tokens_per_round=tokens / rounds if rounds else None,
     )
 
@@ -139,8 +143,11 @@ def capacity(method: str, measured: Iterable[PointFigures], limit_s: float) -> C
     Only measured numbers count; nothing is interpolated.
     """
     known = {each.devices: each.holds(limit_s) for each in measured if each.method == method}
-    if all(holds is None for holds in known.values()):
-        return Capacity(method=method, devices=None, at_least=False)
     over = _smallest_too_large(known)
     most = _largest_held(known, max(known, default=0) + 1 if over is None else over)
-    return Capacity(method=method, devices=most, at_least=over is None and most > 0)
+    at_least = over is None or any(
+        holds is None and most < count < over for count, holds in known.items()
+    )
+    if at_least and most == 0:
+        return Capacity(method=method, devices=None, at_least=False)
+    return Capacity(method=method, devices=most, at_least=at_least)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _COMMAND = (sys.executable, "-m", "pilotfish.lab.field.load.worker")
 _SILENCE_S = 60.0  # longest time without a sign of life of a process
 _CONNECT_S = 300.0  # longest time until all devices are connected
-_TICK_S = 0.2
+_CHECK_EVERY_S = 0.2  # longest wait for a message between two looks at the clock
 _MOST_ERRORS = 10  # failed answers after which a point ends
 _LOST_S = 30.0  # shortest time without a good answer after which the edge counts as lost
 _FEW_ERRORS = 3  # with so few failed answers, it counts as lost after `_SLOW` times this time
@@ -155,11 +155,11 @@ class Fleet:
         begin_s = time.monotonic() + _LEAD_S
         self._send({"begin": begin_s})
         while time.monotonic() < begin_s + period.warm_up_s:
-            self._take(_TICK_S)
+            self._take(_CHECK_EVERY_S)
         begin_s = self._begin_s = time.monotonic()
         cpu_before_s = edge_cpu_s()
         while not self._is_over(period):
-            self._take(_TICK_S)
+            self._take(_CHECK_EVERY_S)
             progress(time.monotonic() - begin_s)
         end_s, cpu_after_s = time.monotonic(), edge_cpu_s()
         self._send({"until": end_s})
@@ -196,7 +196,7 @@ class Fleet:
         # few devices, whose answers fail slowly
         return len(self._errors_in_row) >= _FEW_ERRORS and lasted_s > _SLOW * self._lost_s
 
-    def _expect_edge(self, each_tick: Callable[[], None]) -> None:
+    def _expect_edge(self, on_check: Callable[[], None]) -> None:
         """After an error, wait for a good answer; raise `EdgeLostError` if none comes.
 
         An edge that dies is no edge that is too slow, so its point must not be kept.
@@ -207,13 +207,13 @@ class Fleet:
                     f"{len(self._errors_in_row)} answers have failed, and none has ended well "
                     f"since; the first: {self._errors_in_row[0][1]}"
                 )
-            self._take(_TICK_S)
-            each_tick()
+            self._take(_CHECK_EVERY_S)
+            on_check()
 
     def _wait_for(
         self,
         name: str,
-        each_tick: Callable[[], None] = lambda: None,
+        on_check: Callable[[], None] = lambda: None,
         *,
         limit_s: float = float("inf"),
     ) -> None:
@@ -221,11 +221,11 @@ class Fleet:
         missing = len(self._children)
         end_s = time.monotonic() + limit_s
         while missing:
-            message = self._take(_TICK_S)
+            message = self._take(_CHECK_EVERY_S)
             missing -= message is not None and name in message
             if time.monotonic() > end_s:
                 raise EdgeLostError(f"Not all devices were connected within {limit_s:g} s.")
-            each_tick()
+            on_check()
 
     def _take(self, timeout_s: float) -> dict[str, Any] | None:
         """Return the next message, if it comes in time; raise an error that a process sent."""

@@ -51,7 +51,7 @@ class Search:
         """
         for method in self.methods:
             known = {
-                point.devices: figures(point).holds(self.limit_s)
+                point.devices: self._holds(point)
                 for point in results.points
                 if point.method == method.name
             }
@@ -59,8 +59,11 @@ class Search:
                 point = self._point(method, count, progress, warn)
                 results = structs.replace(results, points=[*results.points, point])
                 results.write(path)
-                known[count] = figures(point).holds(self.limit_s)
+                known[count] = self._holds(point)
         return results
+
+    def _holds(self, point: Point) -> bool | None:
+        return figures(point, self.period.for_s).holds(self.limit_s)
 
     def _point(
         self, method: Method, count: int, progress: Progress, warn: Callable[[str], None]
@@ -100,6 +103,6 @@ def figures_of(results: Results, methods: Sequence[Method]) -> list[PointFigures
     """Return the figures of these methods' points, ordered by method and number of devices."""
     names = [method.name for method in methods]
     return sorted(
-        (figures(point) for point in results.points if point.method in names),
+        (figures(point, results.load.for_s) for point in results.points if point.method in names),
         key=lambda each: (names.index(each.method), each.devices),
     )

@@ -35,7 +35,7 @@ from pilotfish.lab.field.load.recorded_drafter import RecordedSource
 from pilotfish.lab.field.load.service_client import ServiceClient
 
 _SWITCH_S = 5e-4  # so that a thread that has slept goes on soon
-_CHECK_EVERY_S = 0.02
+_CHECK_EVERY_S = 0.02  # longest time between two looks at the clock
 _SIGN_EVERY_S = 1.0  # time between two signs of life
 _AFTER_ERROR_S = 0.5
 

@@ -1,9 +1,12 @@
 """The clocks of a watch. A test or an experiment gives the watch a clock of its own."""
 
 import time
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pilotfish.lab.field.run_clock import RunClock, boot_s
+
+# longest wait of a reader between two calls of its `on_wait`, so that a watch ends soon
+WAIT_SLICE_S: Final = 0.2
 
 
 class Stamp(NamedTuple):

@@ -15,13 +15,13 @@ from typing import Final
 import msgspec
 
 from pilotfish.lab.field.link_rows import is_possible
+from pilotfish.lab.field.watch.clock import WAIT_SLICE_S
 
 GPSD: Final = ("127.0.0.1", 2947)
 DECIMALS: Final = 3  # of degrees: about 110 m
 
 _LIMIT_S: Final = 2.5  # receivers report once a second
 _CONNECT_S: Final = 0.5
-_SLICE_S: Final = 0.2  # longest wait between two calls of on_wait
 _MOST_BYTES: Final = 256 << 10
 _WATCH: Final = b'?WATCH={"enable":true,"json":true};\n'
 _FIX_2D: Final = 2  # mode of a fix with latitude and longitude
@@ -76,7 +76,7 @@ def _lines(gpsd: socket.socket, until_s: float, on_wait: Callable[[], None]) -> 
     unread, received = b"", 0
     while received < _MOST_BYTES and (left_s := until_s - time.monotonic()) > 0.0:
         on_wait()
-        gpsd.settimeout(min(left_s, _SLICE_S))
+        gpsd.settimeout(min(left_s, WAIT_SLICE_S))
         try:
             part = gpsd.recv(4096)
         except TimeoutError:

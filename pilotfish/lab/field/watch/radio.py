@@ -19,13 +19,13 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
+from pilotfish.lab.field.watch.clock import WAIT_SLICE_S
 from pilotfish.wire.link.state import WIRELESS, signal_dbm
 
 SIGNAL: Final = ("mmcli", "-J", "-m", "any", "--signal-get")
 MODEM: Final = ("mmcli", "-J", "-m", "any")
 
 _LIMIT_S: Final = 2.0  # ModemManager may wait for a modem that does not answer
-_SLICE_S: Final = 0.2  # longest wait between two calls of on_wait
 _MOST_BYTES: Final = 256 << 10
 _MOST_LETTERS: Final = 64
 # the technologies by ModemManager's names, newest first, with the measure that counts as `dbm`
@@ -195,7 +195,7 @@ def _output(command: tuple[str, ...], on_wait: Callable[[], None]) -> bytes | No
         try:
             while (left_s := until_s - time.monotonic()) > 0.0 and len(output) <= _MOST_BYTES:
                 on_wait()
-                if not select.select([pipe], [], [], min(left_s, _SLICE_S))[0]:
+                if not select.select([pipe], [], [], min(left_s, WAIT_SLICE_S))[0]:
                     continue
                 part = os.read(pipe.fileno(), 1 << 16)
                 if not part:

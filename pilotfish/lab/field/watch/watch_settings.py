@@ -16,6 +16,7 @@ from pilotfish.lab.field.watch.schedule import Schedule
 from pilotfish.lab.prompts import BUILT_IN, prompts_setting, read_prompts
 
 _LEAST_EVERY_S = 0.1
+_KEEP_DAYS = 31
 _LEAST_BYTES = 1_000_000  # room for the facts and some rounds
 
 
@@ -59,12 +60,12 @@ class WatchSettings(EngineSettings, frozen=True, kw_only=True):
     keep_s: Annotated[
         float,
         setting(
-            "delete what is older than this (default: 31d)",
+            f"delete what is older than this (default: {_KEEP_DAYS}d)",
             form="span",
             metavar="TIME",
             flag="keep",
         ),
-    ] = 31 * 86400.0
+    ] = _KEEP_DAYS * 86400.0
     most_bytes: Annotated[
         int,
         setting(
@@ -91,7 +92,10 @@ class WatchSettings(EngineSettings, frozen=True, kw_only=True):
         if self.every_s < _LEAST_EVERY_S:
             raise ConfigError(f"--every must be at least {_LEAST_EVERY_S:g} s.")
         if self.keep_s < self.every_s:
-            raise ConfigError("--keep must be at least --every, or each round is deleted at once.")
+            raise ConfigError(
+                f"--keep ({_KEEP_DAYS}d unless given) must be at least --every, or each round is "
+                "deleted at once."
+            )
         if self.most_bytes < _LEAST_BYTES:
             raise ConfigError(f"--most-bytes must be at least {_LEAST_BYTES // 1_000_000} MB.")
 

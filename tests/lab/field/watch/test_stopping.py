@@ -10,7 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,9 @@ from pilotfish.lab.field.writable_run_file import has_begun
 from tests.support.daemons import free_port
 from tests.support.measuring import answers
 from tests.support.watching import numbers
+
+# yields an address, and whether something has come there
+Peer = Callable[[], AbstractContextManager[tuple[str, Callable[[], bool]]]]
 
 STOPPED_S = 5.0
 WAIT_S = 60.0
@@ -123,10 +126,8 @@ def black_hole() -> Iterator[tuple[str, Callable[[], bool]]]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("peer", [silent_tcp, silent_edge, black_hole])
-def test_an_edge_that_does_not_answer(
-    peer: Callable[[], object], number: int, out: Path, prompts: Path
-) -> None:
-    with peer() as (endpoint, came):  # type: ignore[attr-defined]
+def test_an_edge_that_does_not_answer(peer: Peer, number: int, out: Path, prompts: Path) -> None:
+    with peer() as (endpoint, came):
         command = watch_command(endpoint, out, prompts)
         when = after(0.5, lambda: has_begun(out) and came())
         code, took_s, err = stopped(command, when, number)
@@ -137,8 +138,8 @@ def test_an_edge_that_does_not_answer(
 
 
 @pytest.mark.parametrize("peer", [silent_tcp, silent_edge])
-def test_a_probe_of_an_edge_that_does_not_answer(peer: Callable[[], object], out: Path) -> None:
-    with peer() as (endpoint, came):  # type: ignore[attr-defined]
+def test_a_probe_of_an_edge_that_does_not_answer(peer: Peer, out: Path) -> None:
+    with peer() as (endpoint, came):
         command = probe_command(endpoint, out)
         code, took_s, err = stopped(command, after(0.5, came), signal.SIGTERM)
     assert took_s < STOPPED_S

@@ -122,7 +122,12 @@ def test_a_file_of_another_watch_is_refused(out, prompts, changes, words):
 
 @pytest.mark.parametrize(
     ("bounds", "words"),
-    [({"every_s": 0.0}, "--every"), ({"keep_s": 1.0}, "--keep"), ({"most_bytes": 1}, "--most-b")],
+    [
+        ({"every_s": 0.0}, "--every"),
+        ({"keep_s": 1.0}, "--keep"),
+        ({"every_s": 40 * 86400.0}, r"--keep \(31d unless given\)"),
+        ({"most_bytes": 1}, "--most-b"),
+    ],
 )
 def test_bounds_that_keep_nothing_are_refused(out, prompts, bounds, words):
     with pytest.raises(ConfigError, match=words):
