@@ -148,6 +148,7 @@ def test_a_huge_answer_is_not_read(caplog: pytest.LogCaptureFixture, status: int
 
 
 def test_an_answer_that_drips_does_not_delay_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """It would take an hour: so much later than these limits that a busy machine does not matter."""
     over = threading.Event()
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
@@ -165,10 +166,10 @@ def test_an_answer_that_drips_does_not_delay_the_end(caplog: pytest.LogCaptureFi
         begun_s = time.monotonic()
         for _ in range(100):
             tracer.start("work").end()
-        assert time.monotonic() - begun_s < 0.5
+        assert time.monotonic() - begun_s < 10.0
         begun_s = time.monotonic()
         tracer.close()
-        assert time.monotonic() - begun_s < 2.5
+        assert time.monotonic() - begun_s < 20.0
         over.set()
     assert ours(caplog) == ["the last traces were not sent: the collector does not answer"]
 
