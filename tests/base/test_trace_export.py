@@ -148,7 +148,7 @@ def test_a_huge_answer_is_not_read(caplog: pytest.LogCaptureFixture, status: int
 
 
 def test_an_answer_that_drips_does_not_delay_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    """It would take an hour: so much later than these limits that a busy machine does not matter."""
+    """It would take an hour; the limits are of a busy machine."""
     over = threading.Event()
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
