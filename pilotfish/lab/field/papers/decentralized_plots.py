@@ -14,7 +14,7 @@ def draw_nodes(rows: Sequence[Row], folder: Path) -> list[Path]:
 def _draw_rounds(rows: Sequence[Row], folder: Path) -> Path:
     from pilotfish.lab.drawing import MARKERS, PALETTE, plot
 
-    path, window = folder / "decentralized_rounds_measured.png", 4
+    path, window = folder / "decentralized_nodes_rounds_measured.png", 4
     title = f"A round over N stages, γ = {window}, medians over {rows[0]['n']} prompts"
     title += "\npoints: measured; solid: model; dotted: equation 4"
     with plot(path, title, "nodes N", "round (ms)") as axes:
@@ -37,7 +37,7 @@ def _draw_rounds(rows: Sequence[Row], folder: Path) -> Path:
 def _draw_gain(rows: Sequence[Row], folder: Path) -> Path:
     from pilotfish.lab.drawing import MARKERS, PALETTE, plot
 
-    path = folder / "decentralized_gain_measured.png"
+    path = folder / "decentralized_nodes_gain_measured.png"
     nodes = max(number(row, "nodes") for row in rows)
     title = f"Speculation over {nodes:g} stages, medians over {rows[0]['n']} prompts"
     title += "\nsolid: measured; dotted: equation 9"
