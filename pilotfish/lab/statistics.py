@@ -11,7 +11,7 @@ import numpy as np
 
 from pilotfish.device_runtime.record import Round
 
-FEWEST_VALUES = 20  # of fewer nothing is drawn, and no load has a percentile
+FEWEST_VALUES = 20  # minimum number of values for a picture and for the percentiles of a load
 RESAMPLES = 2000
 LEVEL = 0.95
 _Z = 1.959963984540054  # the normal distribution has LEVEL within so many standard deviations

@@ -79,7 +79,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _expect_each_once(paths: list[Path]) -> None:
-    """Raise `UnsupportedError` if a file is named twice: whoever reads the tables counts double."""
+    """Raise `UnsupportedError` if a file is named twice: the tables would have its rows twice."""
     files = set()
     for path in paths:
         status = path.stat()

@@ -213,7 +213,7 @@ def _link_conditions(link: Conditions) -> dict[str, Any]:
 
 
 def _record(settings: LoadSettings, questions: Sequence[Any]) -> tuple[Record, Welcome]:
-    """Return the folder's record and the edge's welcome; make the record if there is none."""
+    """Load the folder's record, or record it; return it and the edge's welcome."""
     assert settings.edge is not None
     drafter = None
     if settings.draft is not None and not (settings.out / DRAFTS).exists():

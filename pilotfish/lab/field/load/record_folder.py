@@ -31,7 +31,7 @@ def read_or_record(
     resume: bool,
     display: ProgressDisplay,
 ) -> Record:
-    """Return the folder's record; make it if there is none.
+    """Load the folder's record, or record the target's answers and the drafts if it has none.
 
     drafter: the folder of its artifact; None: the record has no drafts. draft_ms: the time of a
     draft in the record; None: as measured here. Raises `UnsupportedError` if no answer can be

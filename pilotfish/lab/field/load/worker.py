@@ -5,7 +5,7 @@ a line. The first names the devices; the process answers when all are connected.
 the questions. Then each finished answer is sent at once. ``until`` (a time, s) is answered when no
 question asked before it is open; meanwhile the devices go on, so that the load does not change.
 
-Each second the process gives a sign of life. If a device fails in a way that nobody foresaw, or
+Each second the process gives a sign of life. If a device raises an unexpected exception, or
 gets no token for too long, the process sends an error. When the other end closes, it ends.
 """
 
@@ -90,7 +90,7 @@ class Worker:
             threading.Thread(target=self._ask, args=(user, begin_s), daemon=True).start()
 
     def _ask(self, user: _User, begin_s: float) -> None:
-        """Ask a user's questions; tell the parent if this fails in a way that nobody foresaw."""
+        """Ask a user's questions; tell the parent if that raises an unexpected exception."""
         try:
             while not self._over.wait(max(0.0, user.asked_s - time.monotonic())):
                 prompt = user.arrivals.next_prompt()

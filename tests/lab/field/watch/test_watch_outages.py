@@ -85,7 +85,7 @@ def test_an_edge_that_is_away_is_an_outage(pair, out, prompts):
 def test_what_only_an_operator_can_mend_is_an_outage(
     locked_edge, key_folders, out, prompts, address, name, words
 ):
-    """A refused key, or a name that nobody knows: the watch waits until it is mended."""
+    """The edge refuses the key, or DNS has no such host: the watch waits for the operator."""
     settings = settings_of(
         address or locked_edge.endpoint, out, prompts, rounds=0.02, keys=key_folders[name]
     )
