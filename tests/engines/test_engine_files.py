@@ -116,7 +116,7 @@ NOT_ONE = "is not an engine file: copy the file again, or build it again: pilotf
         pytest.param(of_key(more=1), NOT_ONE, id="an unknown field"),
         pytest.param(
             with_header(lambda h: h.update(version=2, key=[1])),
-            r"was written by a newer Pilotfish \(version 2 of the file",
+            r"a newer Pilotfish \(version 2 of the file; .*\): update Pilotfish, or build it again",
             id="newer",
         ),
         pytest.param(
@@ -130,13 +130,13 @@ NOT_ONE = "is not an engine file: copy the file again, or build it again: pilotf
             of_key(tensorrt="1.6.0"),
             "was built by TensorRT for RTX 1.6.0, which is not the installed version 1.7.1.116: "
             "build it again with the installed version: pilotfish export engine .* --provider "
-            "tensorrt-rtx$",
+            "tensorrt-rtx --slots 2 --context 64$",
             id="another version",
         ),
         pytest.param(
             of_key(compute="8.6,12.0"),
             "was built for GPUs of compute capability 8.6,12.0, and this machine's GPU, RTX 4090, "
-            r"has 8.9: build it again: pilotfish .* --provider tensorrt-rtx --compute 8\.9$",
+            r"has 8.9: build it again: pilotfish .* --slots 2 --context 64 --compute 8\.9$",
             id="another GPU",
         ),
         pytest.param(
@@ -231,12 +231,12 @@ def test_engines_of_the_two_libraries_and_of_heads_are_told_apart(
     for key in keys:
         write_engine(shipped_path(artifact, key), key, PLAN)
         EngineCache().write(key, PLAN)
-    own, head, standard = (shipped_path(artifact, key) for key in keys)
-    assert shipped_engines(artifact, RTX.provider) == [own]
+    whole, head, standard = (shipped_path(artifact, key) for key in keys)
+    assert shipped_engines(artifact, RTX.provider) == [whole]
     assert shipped_engines(artifact, RTX.provider, head=True) == [head]
     assert shipped_engines(artifact, STANDARD.provider) == [standard]
     cache, name = EngineCache(), artifact.manifest.digest
     assert cache.paths(name, RTX.provider) == [cache.path(keys[0])]
     assert cache.paths(name, STANDARD.provider) == [cache.path(keys[2])]
-    own.write_bytes(b"")  # a file whose kind cannot be read is neither's, so both hear of it
-    assert own in shipped_engines(artifact, RTX.provider, head=True)
+    whole.write_bytes(b"")  # a file whose kind cannot be read is neither's, so both hear of it
+    assert whole in shipped_engines(artifact, RTX.provider, head=True)

@@ -114,7 +114,7 @@ def test_a_service_with_this_provider_gets_its_engines_by_its_configuration(
     )
     assert main(["export", "engine", "--config", str(config)]) == 0
     path = Path(capsys.readouterr().out.strip())
-    assert path.parent == artifact.path / "engines"
+    assert EngineCache().paths(artifact.manifest.digest, RTX.provider) == [path]
     assert read_header(path).key.slots == 3
 
 
@@ -161,7 +161,7 @@ def test_a_missing_library_says_what_to_install(tmp_path: Path, monkeypatch: Pat
 
 @needs_builder
 def test_without_a_gpu_an_intact_engine_leads_to_one_sentence(artifact: Artifact) -> None:
-    with pytest.raises(ProviderError, match="tensorrt-rtx: cudaGetDeviceCount: no CUDA-capable"):
+    with pytest.raises(ProviderError, match=r"tensorrt-rtx: .*no CUDA-capable device"):
         Decoder(artifact, slots=2, context=64, provider="tensorrt-rtx")
     assert Decoder(artifact).provider == "cpu"
 
@@ -292,13 +292,13 @@ def test_the_library_has_every_name_that_we_use() -> None:
     for owner in NAMES["11.1"]:
         for name in vars(getattr(double, owner, object)):
             assert name.startswith("_") or hasattr(getattr(trt, owner), name), f"{owner}.{name}"
-    own = {
+    names_of_rtx = {
         "ICudaEngine": ["create_runtime_config", "create_execution_context"],
         "IRuntimeConfig": ["create_runtime_cache", "set_runtime_cache"],
         "IRuntimeCache": ["serialize", "deserialize"],
         "IBuilderConfig": ["num_compute_capabilities", "set_compute_capability"],
     }
-    for owner, names in own.items():
+    for owner, names in names_of_rtx.items():
         for name in names:
             assert hasattr(getattr(trt, owner), name), f"{owner}.{name}"
     assert "runtime_config: " in trt.ICudaEngine.create_execution_context.__doc__
