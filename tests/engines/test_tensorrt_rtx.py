@@ -85,7 +85,16 @@ def test_the_command_builds_into_the_artifact_once(artifact: Artifact, capsys: C
     assert read_header(other).key.compute == "8.6,8.9"
     assert shipped_engines(artifact, RTX.provider) == sorted([path, other])
     artifact.verify()
-    assert [each.path for each in list_artifacts(artifact.path.parent)] == [str(artifact.path)]
+    (entry,) = list_artifacts(artifact.path.parent)
+    assert entry.path == str(artifact.path)
+    assert sorted(entry.engines) == [
+        "tensorrt-rtx for 8.0,8.6,8.9,12.0+, 2 × 64 tokens",
+        "tensorrt-rtx for 8.6,8.9, 2 × 64 tokens",
+    ]
+    other.write_bytes(b"")
+    assert main(["export", "list", str(artifact.path.parent)]) == 0
+    assert f"copy: engine {other.name} (damaged)" in capsys.readouterr().out
+    other.unlink()
     assert [each.name for each in path.parent.iterdir() if each.suffix != ".engine"] == []
 
 

@@ -98,6 +98,11 @@ def shipped_path(artifact: Artifact, key: EngineKey) -> Path:
     return artifact.path / FOLDER / key.name
 
 
+def engine_files(artifact: Artifact) -> list[Path]:
+    """List all engine files in the artifact's folder."""
+    return sorted((artifact.path / FOLDER).glob(f"*{SUFFIX}"))
+
+
 def shipped_engines(artifact: Artifact, provider: str, *, head: bool = False) -> list[Path]:
     """List a provider's engine files in the artifact's folder; none that are the other kind's.
 
@@ -107,7 +112,7 @@ def shipped_engines(artifact: Artifact, provider: str, *, head: bool = False) ->
     other = engine_name(artifact, head=not head)
     return [
         path
-        for path in sorted((artifact.path / FOLDER).glob(f"*{SUFFIX}"))
+        for path in engine_files(artifact)
         if _library_by_name(path).provider == provider and _artifact_of(path) != other
     ]
 
