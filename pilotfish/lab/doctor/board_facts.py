@@ -1,0 +1,203 @@
+"""The board: its name, NVIDIA's software for it, power mode, clocks, temperatures.
+
+A Jetson says what it is in its device tree, and its L4T in /etc/nv_tegra_release. A container has
+the first of these, but often not the second. A recording may have neither, but the output of
+`jetson_release`, of a program that many have installed (jetson-stats).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pilotfish.boards.board import ALL_BOARDS, BOARDS, Board
+from pilotfish.boards.recognition import recognise
+from pilotfish.deploy.power import modes
+from pilotfish.lab import host
+from pilotfish.lab.doctor.machine import Machine
+
+_STATS = r"jetson_release|jtop|jetson_config"
+_L4T_FILE = re.compile(r"R(\d+)\b.*?REVISION:\s*([\d.]+)")
+# L4T → JetPack, where a line of L4T has several (https://developer.nvidia.com/embedded/jetpack-archive)
+_JETPACKS = {
+    "36.2.0": "6.0 (preview)", "36.3.0": "6.0", "36.4.0": "6.1", "36.4.2": "6.1",
+    "36.4.3": "6.2", "36.4.4": "6.2.1", "38.2.0": "7.0", "38.2.1": "7.0", "38.4.0": "7.1",
+    "39.2.0": "7.2", "35.1.0": "5.0.2", "35.2.1": "5.1", "35.3.1": "5.1.1", "35.4.1": "5.1.2",
+    "35.5.0": "5.1.3", "35.6.0": "5.1.4", "32.7.1": "4.6.1", "32.6.1": "4.6", "32.5.1": "4.5.1",
+}  # fmt: skip
+_LINES = {28: "3.x", 31: "4.x", 32: "4.x", 34: "5.x", 35: "5.x", 36: "6.x", 38: "7.x", 39: "7.x"}
+# Words in the names of Jetsons, the longest first → system on a chip.
+_SOCS = {
+    "thor": "tegra264", "orin": "tegra234", "xavier": "tegra194", "tx2": "tegra186",
+    "tx1": "tegra210", "jetson nano": "tegra210", "jetson-nano": "tegra210",
+}  # fmt: skip
+_SLOWED = re.compile(r"throttle|^(cpufreq|devfreq)-")  # types of cooling devices that take speed
+
+
+def board_facts(machine: Machine) -> dict[str, Any]:
+    """Return the facts of the board by name (`MachineFacts`)."""
+    root = machine.root
+    model = host.board(root) or machine.find(r"Model: (.+?)(?: - Jetpack.*)?$", _STATS)
+    part = machine.find(r"P-Number: (p\d{4}-\d{4})", _STATS) or _part(root)
+    named = machine.find(r"Module: (.+)", _STATS)
+    board = recognise(root) or _board_of(part, model, named)
+    l4t = _l4t(machine)
+    known_modes = modes(host.text(root / "etc/nvpmodel.conf") or "")
+    package = _jetpack_package(machine)
+    return {
+        "board": model or named,
+        "board_name": None if board is None else board.name,
+        "module": part,
+        "soc": _soc(machine, model, named),
+        "l4t": l4t,
+        "jetpack": (package or "").partition("+")[0].partition("-")[0]
+        or machine.find(r"Jetpack:? v?(\d[\d.]*)", _STATS)
+        or (None if l4t is None else _jetpack_of(l4t)),
+        "jetpack_package": package,
+        "power_mode": host.power_mode(root)
+        or machine.find(r"NV Power Mode(?:\[\d+\])?:\s*(\S+)", rf"nvpmodel|jetson_clocks|{_STATS}"),
+        "power_modes": known_modes,
+        "governor": host.governor(root)
+        or machine.find(r"cpu\d+:.*Governor=(\S+)", "jetson_clocks"),
+        "cpu_khz": _cpu_frequencies(machine),
+        "gpu_hz": _gpu_frequencies(machine),
+        "temperatures": _temperatures(machine),
+        "throttles_at": _limits(root),
+        "throttled": tuple(_throttled(machine)),
+    }
+
+
+def _part(root: Path) -> str | None:
+    """Return the module's part number from the device tree's `compatible`."""
+    text = host.text(root / "proc/device-tree/compatible") or ""
+    match = re.search(r"\b(p(?:3767|3701|3834|3668|2888|3448|3636|3310)-\d{4})", text)
+    return match[1] if match else None
+
+
+def _board_of(part: str | None, *names: str | None) -> Board | None:
+    """Return the board of a part number, else the only one whose plain name a text contains."""
+    for board in ALL_BOARDS.values():
+        if part is not None and f"nvidia,{part}" in board.tree:
+            return board
+    text = " ".join(filter(None, names)).lower().replace(" ", "-")
+    matches = [board for name, board in BOARDS.items() if board.integrated and name in text]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _soc(machine: Machine, *names: str | None) -> str | None:
+    tree = host.text(machine.root / "proc/device-tree/compatible") or ""
+    if match := re.search(r"tegra\d{3}\b", tree):
+        return match[0]
+    if stated := machine.find(r"SoC: (tegra\d{3})|SOC family:(tegra\d{3})", f"{_STATS}|jetson_"):
+        return stated
+    text = " ".join(filter(None, names)).lower()
+    if "nvidia" in text or "jetson" in text:
+        return next((soc for word, soc in _SOCS.items() if word in text), None)
+    return None
+
+
+def _l4t(machine: Machine) -> str | None:
+    """Return the release of L4T with three numbers, such as 36.4.3."""
+    if match := _L4T_FILE.search(host.l4t(machine.root) or machine.texts(r".*nv_tegra_release")):
+        return _three(f"{match[1]}.{match[2]}")
+    if package := packages(machine).get("nvidia-l4t-core"):
+        return _three(package.partition("-")[0])
+    stated = machine.find(r"L4T:? ([\d.]+)", _STATS)
+    return None if stated is None else _three(stated)
+
+
+def _three(version: str) -> str:
+    return ".".join([*version.split("."), "0", "0"][:3])
+
+
+def _jetpack_of(l4t: str) -> str | None:
+    return _JETPACKS.get(l4t) or _LINES.get(int(l4t.partition(".")[0]))
+
+
+def _jetpack_package(machine: Machine) -> str | None:
+    """Return the version of nvidia-jetpack; "" if dpkg was asked and does not have it."""
+    version = packages(machine).get("nvidia-jetpack")
+    if version is None and machine.texts(r"(?:dpkg|apt)[\w-]* .*nvidia-jetpack"):
+        return ""
+    return version
+
+
+def packages(machine: Machine) -> dict[str, str]:
+    """Return the Debian packages that the readings show: version by name."""
+    text = machine.texts(r"(dpkg|apt)")
+    listed = dict(re.findall(r"^([a-z][\w.+-]+)(?::\w+)?[\t ]+(\d[\w.+:~-]*)$", text, re.MULTILINE))
+    listed |= dict(re.findall(r"^ii\s+([\w.+-]+)(?::\w+)?\s+(\S+)", text, re.MULTILINE))
+    listed |= dict(re.findall(r"^Package: (\S+)\n(?:.+\n)*?Version: (\S+)", text, re.MULTILINE))
+    return listed
+
+
+def _cpu_frequencies(machine: Machine) -> tuple[int, int, int] | None:
+    """Return the lowest and highest frequency of the CPUs now, and the highest there is (kHz)."""
+    rows = []
+    for core in (machine.root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"):
+        with suppress(ValueError, TypeError):
+            names = ("scaling_min_freq", "scaling_max_freq", "cpuinfo_max_freq")
+            low, high, top = (int(host.text(core / name) or "") for name in names)
+            rows.append((low, high, top))
+    pattern = r"cpu\d+: Online=1 .*?MinFreq=(\d+) MaxFreq=(\d+)"
+    for low_text, high_text in re.findall(pattern, machine.texts("jetson_clocks")):
+        rows.append((int(low_text), int(high_text), int(high_text)))
+    if not rows:
+        return None
+    return min(row[0] for row in rows), max(row[1] for row in rows), max(row[2] for row in rows)
+
+
+def _gpu_frequencies(machine: Machine) -> tuple[int, int, int] | None:
+    """Return the same of a Jetson's GPU (Hz)."""
+    for folder in sorted((machine.root / "sys/class/devfreq").glob("*")):
+        if not re.search(r"gpu|ga10b|gv11b|gp10b", folder.name):
+            continue
+        with suppress(ValueError, TypeError):
+            low, high = (int(host.text(folder / name) or "") for name in ("min_freq", "max_freq"))
+            listed = (host.text(folder / "available_frequencies") or "").split()
+            return low, high, max([high, *map(int, listed)])
+    shown = re.search(r"GPU MinFreq=(\d+) MaxFreq=(\d+)", machine.texts("jetson_clocks"))
+    return (int(shown[1]), int(shown[2]), int(shown[2])) if shown else None
+
+
+def _temperatures(machine: Machine) -> dict[str, float]:
+    values = {}
+    for zone in sorted((machine.root / "sys/class/thermal").glob("thermal_zone*")):
+        with suppress(ValueError, TypeError):
+            degrees = int(host.text(zone / "temp") or "") / 1000
+            if -40 < degrees < 200:  # a sensor that is off shows an absurd value
+                values[host.text(zone / "type") or zone.name] = degrees
+    for name, shown in re.findall(r"(\w+)@(-?\d+(?:\.\d+)?)C\b", machine.texts("tegrastats")):
+        if float(shown) > -40:
+            values[name] = float(shown)
+    return values
+
+
+def _limits(root: Path) -> dict[str, float]:
+    """Return the temperature from which the kernel slows the machine down, by sensor."""
+    limits: dict[str, float] = {}
+    for zone in sorted((root / "sys/class/thermal").glob("thermal_zone*")):
+        for trip in zone.glob("trip_point_*_type"):
+            if host.text(trip) in ("passive", "hot", "critical"):
+                with suppress(ValueError, TypeError):
+                    limit = int(host.text(trip.with_name(trip.name[:-4] + "temp")) or "") / 1000
+                    name = host.text(zone / "type") or zone.name
+                    if limit > 0:
+                        limits[name] = min(limit, limits.get(name, limit))
+    return limits
+
+
+def _throttled(machine: Machine) -> Iterator[str]:
+    """Yield the reasons for which the kernel or the board takes speed now."""
+    for device in sorted((machine.root / "sys/class/thermal").glob("cooling_device*")):
+        kind = host.text(device / "type") or ""
+        if _SLOWED.search(kind) and (host.text(device / "cur_state") or "0") != "0":
+            yield f"{kind} is active"
+    for counter in sorted((machine.root / "sys/class/hwmon").glob("hwmon*/oc*_event_cnt")):
+        if (count := host.text(counter) or "0") != "0":
+            yield f"over-current: {count} events since the start ({counter.name.partition('_')[0]})"
+    if re.search(r"OC ALARM|[Oo]ver-?current", machine.texts(r"dmesg|journalctl")):
+        yield "over-current: an alarm in the kernel's log"
