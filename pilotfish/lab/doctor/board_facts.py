@@ -29,6 +29,7 @@ _JETPACKS = {
     "35.5.0": "5.1.3", "35.6.0": "5.1.4", "32.7.1": "4.6.1", "32.6.1": "4.6", "32.5.1": "4.5.1",
 }  # fmt: skip
 _LINES = {28: "3.x", 31: "4.x", 32: "4.x", 34: "5.x", 35: "5.x", 36: "6.x", 38: "7.x", 39: "7.x"}
+_KERNELS = {"4.9": "4.x", "5.10": "5.x", "5.15": "6.x", "6.8": "7.x"}
 # Words in the names of Jetsons, the longest first → system on a chip.
 _SOCS = {
     "thor": "tegra264", "orin": "tegra234", "xavier": "tegra194", "tx2": "tegra186",
@@ -43,19 +44,23 @@ def board_facts(machine: Machine) -> dict[str, Any]:
     model = host.board(root) or machine.find(r"Model: (.+?)(?: - Jetpack.*)?$", _STATS)
     part = machine.find(r"P-Number: (p\d{4}-\d{4})", _STATS) or _part(root)
     named = machine.find(r"Module: (.+)", _STATS)
-    board = recognise(root) or _board_of(part, model, named)
+    board = recognise(root)
+    if board is None or (board.name == "cpu" and machine.process is None):
+        board = _board_of(part, model, named)  # a recording has few files: no GPU is no sign
     l4t = _l4t(machine)
     known_modes = modes(host.text(root / "etc/nvpmodel.conf") or "")
     package = _jetpack_package(machine)
+    kernel = kernel_release(machine)
     return {
         "board": model or named,
         "board_name": None if board is None else board.name,
         "module": part,
         "soc": _soc(machine, model, named),
+        "tegra": _is_tegra(machine, kernel),
         "l4t": l4t,
         "jetpack": (package or "").partition("+")[0].partition("-")[0]
         or machine.find(r"Jetpack:? v?(\d[\d.]*)", _STATS)
-        or (None if l4t is None else _jetpack_of(l4t)),
+        or _jetpack_of(l4t, kernel),
         "jetpack_package": package,
         "power_mode": host.power_mode(root)
         or machine.find(r"NV Power Mode(?:\[\d+\])?:\s*(\S+)", rf"nvpmodel|jetson_clocks|{_STATS}"),
@@ -105,7 +110,9 @@ def _l4t(machine: Machine) -> str | None:
         return _three(f"{match[1]}.{match[2]}")
     if package := packages(machine).get("nvidia-l4t-core"):
         return _three(package.partition("-")[0])
-    stated = machine.find(r"L4T:? ([\d.]+)", _STATS)
+    stated = machine.find(r"L4T:? ([\d.]+)", _STATS) or machine.find(
+        r"-l4t-r(\d+\.[\d.]*\d)", "uname|cat /proc/version"
+    )
     return None if stated is None else _three(stated)
 
 
@@ -113,14 +120,34 @@ def _three(version: str) -> str:
     return ".".join([*version.split("."), "0", "0"][:3])
 
 
-def _jetpack_of(l4t: str) -> str | None:
-    return _JETPACKS.get(l4t) or _LINES.get(int(l4t.partition(".")[0]))
+def _jetpack_of(l4t: str | None, kernel: str | None) -> str | None:
+    """Return the JetPack of a release of L4T, else the line of JetPack that has such a kernel."""
+    if l4t is not None:
+        return _JETPACKS.get(l4t) or _LINES.get(int(l4t.partition(".")[0]))
+    match = re.match(r"(\d+\.\d+)\..*tegra", kernel or "")
+    return _KERNELS.get(match[1]) if match else None
+
+
+def kernel_release(machine: Machine) -> str | None:
+    """Return the kernel's release."""
+    if machine.process is not None:
+        return str(machine.process["kernel"])
+    release = r"(\d+\.\d+\.\d+\S*)"
+    return machine.find(rf"^(?:Linux \S+ )?{release}", "uname") or machine.find(
+        rf"(?:Release|Kernel\S*):(?: Linux)? {release}", rf"{_STATS}|hostnamectl"
+    )
+
+
+def _is_tegra(machine: Machine, kernel: str | None) -> bool:
+    """Return whether programs, files or the kernel are those of NVIDIA's Linux for Tegra."""
+    tools = any(output.status == 0 for output in machine.outputs("nvpmodel|tegrastats"))
+    return tools or bool(re.search(r"tegra|-l4t-", kernel or ""))
 
 
 def _jetpack_package(machine: Machine) -> str | None:
     """Return the version of nvidia-jetpack; "" if dpkg was asked and does not have it."""
     version = packages(machine).get("nvidia-jetpack")
-    if version is None and machine.texts(r"(?:dpkg|apt)[\w-]* .*nvidia-jetpack"):
+    if version is None and any(machine.outputs(r"(?:dpkg|apt)[\w-]* .*nvidia-jetpack")):
         return ""
     return version
 
@@ -130,6 +157,7 @@ def packages(machine: Machine) -> dict[str, str]:
     text = machine.texts(r"(dpkg|apt)")
     listed = dict(re.findall(r"^([a-z][\w.+-]+)(?::\w+)?[\t ]+(\d[\w.+:~-]*)$", text, re.MULTILINE))
     listed |= dict(re.findall(r"^ii\s+([\w.+-]+)(?::\w+)?\s+(\S+)", text, re.MULTILINE))
+    listed |= dict(re.findall(r"^([\w.+-]+)/\S+ (\S+) .*\[installed", text, re.MULTILINE))
     listed |= dict(re.findall(r"^Package: (\S+)\n(?:.+\n)*?Version: (\S+)", text, re.MULTILINE))
     return listed
 
@@ -173,7 +201,8 @@ def _temperatures(machine: Machine) -> dict[str, float]:
     for name, shown in re.findall(r"(\w+)@(-?\d+(?:\.\d+)?)C\b", machine.texts("tegrastats")):
         if float(shown) > -40:
             values[name] = float(shown)
-    return values
+    # the sensor of a Jetson's power chip shows a constant
+    return {name: value for name, value in values.items() if not name.startswith("PMIC")}
 
 
 def _limits(root: Path) -> dict[str, float]:

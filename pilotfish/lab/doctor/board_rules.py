@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pilotfish.lab.doctor.facts import MachineFacts
 from pilotfish.lab.doctor.finding import Finding, fault, note, warning
 
-OLDEST_PYTHON = (3, 10)
-_OLDEST_L4T = 36  # JetPack 6, the first with Python 3.10
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 13)
 _SUPER_L4T = (36, 4, 3)  # JetPack 6.2, the first with the power mode MAXN_SUPER
 _SUPER_BOARDS = ("orin-nano", "orin-nx")
 # Boards for which NVIDIA makes no JetPack with Python 3.10: the last JetPack, and its Python.
@@ -20,13 +19,14 @@ _LAST = {
 }
 _INSTALL = "sudo apt update && sudo apt install nvidia-jetpack"
 _HOT_C = 5.0  # °C below the limit from which a machine is called hot
-_HOT_ANYWHERE_C = 95.0  # of a sensor whose limit is not known
+_HOT_ANYWHERE_C = 95.0  # the same for a sensor whose limit is not known
 
 
 def board_findings(facts: MachineFacts) -> Iterator[Finding]:
     """Yield what is wrong with the board, the worst first."""
     if facts.is_tegra:
         yield from _jetpack(facts)
+        yield from _unknown_board(facts)
         yield from _container(facts)
         yield from _libraries(facts)
         yield from _power(facts)
@@ -46,11 +46,13 @@ def _jetpack(facts: MachineFacts) -> Iterator[Finding]:
             f"The last JetPack for {title} is {jetpack} with Python {python}, and Pilotfish needs "
             "Python 3.10 or later: this board cannot be used. Use an Orin or a Thor.",
         )
-    elif facts.l4t is not None and _release(facts)[0] < _OLDEST_L4T:
-        yield fault(
+    elif 0 < facts.jetpack_line < 6:
+        python = "3.6" if facts.jetpack_line < 5 else "3.8"
+        release = f" (L4T {facts.l4t})" if facts.l4t else f" (kernel {facts.kernel})"
+        yield (fault if facts.container is None else warning)(
             "JetPack",
-            f"JetPack {facts.jetpack} (L4T {facts.l4t}) has Python 3.8 or older, and Pilotfish "
-            "needs 3.10 or later: flash JetPack 6.2 or later (docs/jetson.md).",
+            f"JetPack {facts.jetpack}{release} has Python {python}, and Pilotfish needs 3.10 or "
+            "later: flash JetPack 6.2 or later (docs/jetson.md).",
         )
     elif facts.l4t is not None and facts.jetpack in ("6.0", "6.0 (preview)", "6.1", "7.0", "7.1"):
         later = "6.2" if facts.jetpack < "7" else "7.2"
@@ -58,6 +60,15 @@ def _jetpack(facts: MachineFacts) -> Iterator[Finding]:
             "JetPack",
             f"Bundles are made for JetPack 6.2 and 7.2, and this is {facts.jetpack}: what is "
             f"delivered in a bundle for {later} may not fit its CUDA and TensorRT.",
+        )
+
+
+def _unknown_board(facts: MachineFacts) -> Iterator[Finding]:
+    if facts.board_name is None and facts.soc not in _LAST and facts.jetpack_line not in (4, 5):
+        yield note(
+            "board",
+            "This is a Jetson, but which one is not known, so nothing can be said of its memory "
+            "and speed; Pilotfish needs an Orin or a Thor.",
         )
 
 
@@ -73,7 +84,7 @@ def _container(facts: MachineFacts) -> Iterator[Finding]:
 
 def _libraries(facts: MachineFacts) -> Iterator[Finding]:
     """Yield that CUDA or TensorRT is missing on a system of NVIDIA's."""
-    if facts.l4t is None or _release(facts)[0] < _OLDEST_L4T:
+    if facts.l4t is None or facts.jetpack_line < 6 or facts.soc in _LAST:
         return
     missing = [
         name
@@ -135,6 +146,12 @@ def _power(facts: MachineFacts) -> Iterator[Finding]:
             f"The power mode is {mode}, which limits the clocks: a faster one may be defined. The "
             "command lists the modes; `sudo nvpmodel -m ID` sets one.",
             "grep POWER_MODEL /etc/nvpmodel.conf",
+        )
+    elif strongest is None and not mode.startswith("MAXN") and facts.jetpack_line >= 6:
+        yield note(
+            "power mode",
+            f"The power mode {mode} is the fastest that JetPack {facts.jetpack} has for this "
+            "module: JetPack 6.2 has faster ones (25W, MAXN_SUPER).",
         )
     elif has_super and strongest != "MAXN_SUPER" and not mode.startswith("MAXN"):
         yield note(

@@ -38,6 +38,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
         board_name: name of this board for `--board`.
         module: part number of a Jetson's module, such as "p3767-0005".
         soc: NVIDIA's system on a chip, such as "tegra234".
+        tegra: whether programs, files or the kernel are those of NVIDIA's Linux for Tegra.
         l4t: release of NVIDIA's Linux for Tegra, such as "36.4.3".
         jetpack: release of JetPack; "6.x" if only its line is known.
         jetpack_package: version of the package nvidia-jetpack; "" if it is not installed.
@@ -89,6 +90,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
         units: our units that are installed.
         time: the machine's clock, ISO 8601, UTC.
         clock_behind: a file of this installation is newer than the clock.
+        battery_clock: the clock that runs without power, as systemd shows it.
         time_synchronised: whether the clock follows time servers.
         encoding: encoding of texts by the locale.
         open_files: limit of open files, and the limit to which it may be raised.
@@ -101,6 +103,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     board_name: str | None = None
     module: str | None = None
     soc: str | None = None
+    tegra: bool = False
     l4t: str | None = None
     jetpack: str | None = None
     jetpack_package: str | None = None
@@ -151,6 +154,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     units: tuple[Unit, ...] = ()
     time: str | None = None
     clock_behind: bool | None = None
+    battery_clock: str | None = None
     time_synchronised: bool | None = None
     encoding: str | None = None
     open_files: tuple[int, int] | None = None
@@ -161,7 +165,13 @@ class MachineFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def is_tegra(self) -> bool:
         """Whether this is a Jetson, or a container on it."""
-        return self.soc is not None or self.l4t is not None
+        return self.tegra or self.soc is not None or self.l4t is not None
+
+    @property
+    def jetpack_line(self) -> int:
+        """The first number of JetPack's version; 0: unknown."""
+        line = (self.jetpack or "").partition(".")[0]
+        return int(line) if line.isdigit() else 0
 
     @property
     def has_gpu(self) -> bool:
@@ -172,12 +182,18 @@ class MachineFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def read_facts(machine: Machine) -> MachineFacts:
     """Collect a machine's facts from its readings."""
     from pilotfish.lab.doctor.board_facts import board_facts
-    from pilotfish.lab.doctor.gpu_facts import gpu_facts
+    from pilotfish.lab.doctor.gpu_facts import gpu_facts, slowed_by
     from pilotfish.lab.doctor.system_facts import system_facts
 
+    board = board_facts(machine)
+    board["throttled"] += slowed_by(machine)
+    gpu = gpu_facts(machine)
+    cards = gpu["gpus"] and not (board["tegra"] or board["soc"] or board["l4t"])
+    if cards and board["board_name"] in (None, "cpu"):
+        board["board_name"] = "rtx"
     return MachineFacts(
-        **board_facts(machine),
-        **gpu_facts(machine),
+        **board,
+        **gpu,
         **system_facts(machine),
         unfinished=tuple(machine.unfinished),
     )

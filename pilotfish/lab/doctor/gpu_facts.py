@@ -26,15 +26,23 @@ _FAILURES = re.compile(
     r"|GPU access blocked).*$",
     re.MULTILINE,
 )
-_NOT_THERE = re.compile(r"not found|No such file", re.IGNORECASE)
+_SLOWDOWN = re.compile(r"(SW Thermal|HW Thermal|HW Power Brake|HW) Slowdown\s*: Active")
 # Bits of NVML's reasons for which a GPU's clocks are lower than they could be.
 _REASONS = {
-    0x4: "the power limit (SW power cap)",
     0x8: "a hardware slowdown",
     0x20: "heat (SW thermal slowdown)",
     0x40: "heat (HW thermal slowdown)",
     0x80: "the power supply (HW power brake)",
 }
+# Words in names of GPUs → compute capability (https://developer.nvidia.com/cuda-gpus).
+_COMPUTE = (
+    (r"\bB[23]00\b|GB200", "10.0"), (r"\bG?H[128]00\b|\bH20\b", "9.0"),
+    (r"\bA100\b|\bA30\b", "8.0"), (r"RTX 50\d\d|RTX PRO .*Blackwell", "12.0"),
+    (r"RTX 40\d\d|\bL40S?\b|\bL4\b|\bAda\b", "8.9"), (r"\bOrin\b", "8.7"),
+    (r"RTX 30\d\d|\bA(?:2|10|16|40|[2-6]000)\b", "8.6"),
+    (r"RTX 20\d\d|GTX 16\d\d|\bT4\b|Quadro RTX", "7.5"), (r"\bV100\b|TITAN V", "7.0"),
+    (r"GTX 10\d\d|\bP(?:4|40)\b", "6.1"), (r"\bP100\b", "6.0"),
+)  # fmt: skip
 _MIB = 1 << 20
 
 
@@ -48,12 +56,13 @@ def gpu_facts(machine: Machine) -> dict[str, Any]:
     runtime = probed.get("onnxruntime") or _runtime(machine, wheels)
     cuda = probed.get("cuda") or {}
     problem = _FAILURES.search(table)
+    gpus = _gpus(machine, row, cuda)
     return {
-        "gpus": _gpus(machine, row, cuda),
+        "gpus": gpus,
         "cards": _cards(machine),
         "gpu_devices": tuple(str(node) for node in gpu_nodes(machine.root / "dev")),
         "gpu_memory_bytes": _memory(row, table),
-        "compute": cuda.get("compute") or row.get("compute"),
+        "compute": cuda.get("compute") or row.get("compute") or _compute_of(gpus),
         "driver": _driver(machine, row, table),
         "driver_cuda": _first(r"CUDA Version:\s*([\d.]+)", table) or cuda.get("cuda of the driver"),
         "gpu_problem": problem[0].strip() if problem else None,
@@ -64,7 +73,7 @@ def gpu_facts(machine: Machine) -> dict[str, Any]:
         "tensorrt_problem": probed.get("tensorrt_problem"),
         "onnxruntime": runtime.get("version"),
         "onnxruntime_providers": _as_tuple(runtime.get("providers")),
-        "onnxruntime_problem": runtime.get("problem")
+        "onnxruntime_problem": (runtime.get("problem") or probed.get("onnxruntime_problem"))
         if (wheels or {}).keys() & {"onnxruntime", "onnxruntime-gpu"}
         else None,
         "packages": wheels,
@@ -74,11 +83,12 @@ def gpu_facts(machine: Machine) -> dict[str, Any]:
 
 def slowed_by(machine: Machine) -> tuple[str, ...]:
     """Return the reasons for which a card's clocks are lower than they could be."""
-    row = _row(machine)
+    row, bits = _row(machine), 0
     with suppress(ValueError):
         bits = int(row.get("reasons", "0"), 16)
-        return tuple(f"GPU: {reason}" for bit, reason in _REASONS.items() if bits & bit)
-    return ()
+    reasons = [reason for bit, reason in _REASONS.items() if bits & bit]
+    reasons += [f"{each} slowdown" for each in _SLOWDOWN.findall(machine.texts("nvidia-smi"))]
+    return tuple(f"GPU: {reason}" for reason in reasons)
 
 
 def _row(machine: Machine) -> dict[str, str]:
@@ -105,9 +115,7 @@ def _row(machine: Machine) -> dict[str, str]:
     return {}
 
 
-def _gpus(
-    machine: Machine, row: Mapping[str, str], cuda: Mapping[str, str]
-) -> tuple[str, ...]:
+def _gpus(machine: Machine, row: Mapping[str, str], cuda: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the GPUs, of the source that knows most of them."""
     table = machine.texts("nvidia-smi")
     listed = re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", table, re.MULTILINE)
@@ -119,6 +127,12 @@ def _gpus(
     )
     named = [name for name in (row.get("name"), cuda.get("gpu"), host.gpu(machine.root)) if name]
     return tuple(next((names for names in (listed, shown, named[:1], cards) if names), ()))
+
+
+def _compute_of(gpus: tuple[str, ...]) -> str | None:
+    """Return the compute capability of the first GPU, by its name."""
+    name = gpus[0] if gpus else ""
+    return next((compute for words, compute in _COMPUTE if re.search(words, name)), None)
 
 
 def _cards(machine: Machine) -> int | None:
@@ -170,9 +184,12 @@ def _cuda_problem(machine: Machine) -> str | None:
     """Return why CUDA cannot be used, by what a recording shows."""
     if machine.find(r"(CUDA: Not installed)", _STATS):
         return "CUDA is not installed"
-    compiler = machine.texts(r".*nvcc")
-    if compiler and _NOT_THERE.search(compiler) and not machine.find(r"(release \d)", ".*nvcc"):
-        return "nvcc was not found"
+    missing = re.search(
+        r"(lib(?:cu|nvinfer|nvrtc)\w*\.so[.\d]*): cannot open shared object file",
+        machine.texts(f"{_PYTHON}|.*onnxruntime|.*python"),
+    )
+    if missing:
+        return f"{missing[1]} is missing"
     failed = re.search(
         r"(?:cudaErrorNoDevice|no CUDA-capable device|CUDA (?:failure|error|driver version)).*",
         machine.texts(f"{_PYTHON}|.*deviceQuery|.*onnxruntime|journalctl"),
@@ -209,6 +226,10 @@ def _runtime(machine: Machine, wheels: Mapping[str, str] | None) -> dict[str, An
             facts["version"] = wheels[wheel]
             break
     shown = machine.texts(r".*(?:onnxruntime|ort)\b")
+    for _, output in machine.listed(rf"(?:{_PYTHON}).*onnxruntime"):
+        lines = output.text.strip().splitlines()
+        if output.status and "No module named" not in output.text:
+            facts["problem"] = f"{lines[-1] if lines else ''} (exit code {output.status})".strip()
     providers = re.search(r"\[[^\]]*ExecutionProvider[^\]]*\]", shown)
     if providers:
         facts["providers"] = re.findall(r"\w+ExecutionProvider", providers[0])

@@ -10,7 +10,7 @@ from pilotfish.lab.doctor.facts import MachineFacts
 from pilotfish.lab.doctor.finding import Finding, fault, note, warning
 
 _NEW_DRIVER = "sudo ubuntu-drivers install && sudo reboot"
-_OLDEST_COMPUTE = (7, 5)  # of the GPUs that TensorRT 10 and CUDA 13 support
+_OLDEST_COMPUTE = (7, 5)  # TensorRT 10 and CUDA 13 support no older GPUs
 # Words in messages of NVIDIA's tools → what they mean, and the command that mends it.
 _PROBLEMS = (
     ("version mismatch", "the driver was updated, and the old one is still loaded", "sudo reboot"),
@@ -82,15 +82,8 @@ def _cuda(facts: MachineFacts) -> Iterator[Finding]:
         yield warning(
             "CUDA",
             f"The driver is there, but CUDA cannot be used: {problem}.",
-            install_command("gpu"),
+            _install("gpu", facts),
         )
-    elif not problem and facts.driver and facts.cuda is None and facts.packages is not None:
-        if not facts.is_tegra:
-            yield warning(
-                "CUDA",
-                "The driver is there, but CUDA's libraries are not: they come with the wheels.",
-                install_command("gpu"),
-            )
     compute = tuple(int(part) for part in (facts.compute or "99").split("."))
     if compute < _OLDEST_COMPUTE:
         yield warning(
@@ -114,19 +107,23 @@ def _runtime(facts: MachineFacts) -> Iterator[Finding]:
     wheels = [name for name in WHEELS if name in (facts.packages or {})]
     if facts.packages is not None and not wheels and facts.onnxruntime is None:
         extra = "gpu" if facts.has_gpu and not facts.is_tegra else "cpu"
-        yield fault("ONNX Runtime", "No ONNX Runtime is installed.", install_command(extra))
+        yield fault("ONNX Runtime", "No ONNX Runtime is installed.", _install(extra, facts))
     elif len(wheels) > 1:
         yield fault(
             "ONNX Runtime",
-            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files.",
-            f"pip uninstall -y {' '.join(WHEELS)} && "
-            f"{install_command('cpu' if facts.is_tegra else 'gpu')}",
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other's files"
+            + (": keep the one that was built for this board." if facts.is_tegra else "."),
+            "pip uninstall -y onnxruntime && "
+            "pip install --force-reinstall --no-deps onnxruntime_gpu-VERSION.whl"
+            if facts.is_tegra
+            else f"pip uninstall -y {' '.join(WHEELS)} && {_install('gpu', facts)}",
         )
     elif facts.onnxruntime_problem is not None:
         yield fault(
             "ONNX Runtime",
             f"ONNX Runtime cannot be imported: {facts.onnxruntime_problem}.",
-            f"pip install --force-reinstall {wheels[0] if wheels else 'onnxruntime'}",
+            "pip install --force-reinstall "
+            + (f"'{wheels[0]}!={facts.onnxruntime}'" if facts.onnxruntime else "onnxruntime"),
         )
     elif facts.has_gpu and _lacks_cuda(facts, wheels):
         yield _without_gpu(facts)
@@ -155,8 +152,14 @@ def _without_gpu(facts: MachineFacts) -> Finding:
         "ONNX Runtime",
         "This ONNX Runtime is for CPUs only, so models would run on the CPU although there is a "
         "GPU: install the other wheel in its place.",
-        f"pip uninstall -y onnxruntime && {install_command('gpu')}",
+        f"pip uninstall -y onnxruntime && {_install('gpu', facts)}",
     )
+
+
+def _install(extra: str, facts: MachineFacts) -> str:
+    """Return the command that installs an extra, for a recorded machine without our source."""
+    known = facts.pilotfish is not None
+    return install_command(extra) if known else f"pip install 'pilotfish[{extra}]'"
 
 
 def _major(version: str | None) -> int:

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -99,12 +100,17 @@ class Machine:
     def probed(self) -> dict[str, Any]:
         """Return the results of the probe by name (`doctor.probe`)."""
         results: dict[str, Any] = {}
+        output = next(self.outputs(re.escape(PROBE)), None)
         for line in self.texts(re.escape(PROBE)).splitlines():
             if line.startswith("{"):
                 try:
                     results |= json.loads(line)
                 except ValueError:  # the line was cut off
                     continue
+        if output is not None and output.status != 0 and (part := results.get("doing")):
+            how = "did not end in time" if output.status is None else "crashed"
+            results.setdefault(part, {} if part in ("onnxruntime", "cuda") else None)
+            results[f"{part}_problem"] = f"the process that tried it {how}"
         return results
 
     @property
@@ -156,7 +162,7 @@ def recorded_machine(path: Path) -> Machine:
 
 
 def _write(root: Path, name: str, text: str) -> None:
-    path = root / Path("/" + name).resolve().relative_to("/")
+    path = root / os.path.normpath("/" + name).lstrip("/")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 

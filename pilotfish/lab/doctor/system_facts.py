@@ -23,6 +23,7 @@ from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.gpus import gpu_nodes
 from pilotfish.engines.huge_pages import SETTINGS
 from pilotfish.lab import host
+from pilotfish.lab.doctor.board_facts import kernel_release
 from pilotfish.lab.doctor.facts import Disk, Unit
 from pilotfish.lab.doctor.machine import Machine
 
@@ -50,9 +51,7 @@ def process_facts() -> dict[str, Any]:
         "time": now.isoformat(timespec="seconds"),
         # a day for time zones of archives and images
         "clock_behind": now.timestamp() < newest - 86400,
-        "encoding": locale.getpreferredencoding(False)
-        if not sys.flags.utf8_mode
-        else "utf-8",
+        "encoding": locale.getpreferredencoding(False) if not sys.flags.utf8_mode else "utf-8",
         "open_files": tuple(
             min(each, 2**31) if each >= 0 else 2**31
             for each in resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -78,6 +77,7 @@ def system_facts(machine: Machine) -> dict[str, Any]:
         or shown,
         "systemd": machine.find(r"^systemd (\d+)", "systemctl --version|systemd --version"),
         "units": tuple(_units(machine)),
+        "battery_clock": machine.find(r"(?:RTC time:|RTCTimeUSec=)\s*(.+)", "timedatectl"),
         "time_synchronised": _synchronised(machine),
         "huge_pages": _chosen(host.text(root / SETTINGS.relative_to("/") / "enabled")),
     }
@@ -86,12 +86,10 @@ def system_facts(machine: Machine) -> dict[str, Any]:
 
 def _shown_process(machine: Machine, python: str | None) -> dict[str, Any]:
     """Return what a recording shows of the facts of `process_facts`."""
-    release = r"(\d+\.\d+\.\d+\S*)"
     limit = machine.find(r"^(\d+)$", "ulimit -n")
     cpus = machine.find(r"^(\d+)$", "nproc") or machine.find(r"^CPU\(s\):\s*(\d+)", "lscpu")
     return {
-        "kernel": machine.find(rf"^(?:Linux \S+ )?{release}", "uname")
-        or machine.find(rf"(?:Release|Kernel\S*): {release}", r"jetson_release|jtop|hostnamectl"),
+        "kernel": kernel_release(machine),
         "machine": machine.find(r"\b(aarch64|x86_64|armv7l|i686)\b", "uname|lscpu"),
         "cpus": None if cpus is None else int(cpus),
         "disks": tuple(_shown_disks(machine)),
@@ -228,7 +226,8 @@ def _shown_time(machine: Machine) -> str | None:
     for form in _DATES:
         with suppress(ValueError):
             return datetime.strptime(text, form).replace(tzinfo=timezone.utc).isoformat()
-    match = re.search(r"(?:Universal|Local) time: \w{3} (\d{4}-\d\d-\d\d) ([\d:]+)", text)
+    day = r" time: \w{3} (\d{4}-\d\d-\d\d) ([\d:]+)"
+    match = re.search(f"Universal{day}", text) or re.search(f"Local{day}", text)
     return f"{match[1]}T{match[2]}+00:00" if match else None
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime
 
-from pilotfish.lab.doctor.board_rules import OLDEST_PYTHON
+from pilotfish.lab.doctor.board_rules import NEWEST_PYTHON, OLDEST_PYTHON
 from pilotfish.lab.doctor.facts import MachineFacts, Unit
 from pilotfish.lab.doctor.finding import Finding, fault, note, warning
 
@@ -44,11 +45,12 @@ def system_findings(facts: MachineFacts) -> Iterator[Finding]:
 
 
 def _python(facts: MachineFacts) -> Iterator[Finding]:
-    version = tuple(int(part) for part in (facts.python or "99").split(".") if part.isdigit())
-    if version[:2] < OLDEST_PYTHON:
+    version = tuple(int(part) for part in (facts.python or "3.10").split(".") if part.isdigit())
+    if not OLDEST_PYTHON <= version[:2] <= NEWEST_PYTHON:
+        old = "old" if version[:2] < OLDEST_PYTHON else "new"
         yield fault(
             "Python",
-            f"Python {facts.python} is too old: Pilotfish needs 3.10 to 3.13.",
+            f"Python {facts.python} is too {old}: Pilotfish needs 3.10 to 3.13.",
         )
     if facts.machine is not None and facts.machine not in _ARCHITECTURES:
         yield fault(
@@ -68,12 +70,25 @@ def _clock(facts: MachineFacts) -> Iterator[Finding]:
             "not valid yet.",
             "sudo timedatectl set-ntp true",
         )
+    elif facts.time_synchronised is False and _first_year(facts.battery_clock) < _FIRST_YEAR:
+        yield warning(
+            "clock",
+            f"The clock does not follow time servers, and the battery's clock is not set "
+            f"({facts.battery_clock}): the clock ({facts.time}) may be wrong, and certificates may "
+            "look invalid. Check that a time server can be reached.",
+            "sudo timedatectl set-ntp true",
+        )
     elif facts.time_synchronised is False and facts.container is None:
         yield note(
             "clock",
             "The clock does not follow time servers: after a power cut it may be wrong.",
             "sudo timedatectl set-ntp true",
         )
+
+
+def _first_year(text: str | None) -> int:
+    match = re.search(r"\b(\d{4})-", text or "")
+    return int(match[1]) if match else _FIRST_YEAR
 
 
 def _disks(facts: MachineFacts) -> Iterator[Finding]:
