@@ -187,8 +187,8 @@ def _gpu_frequencies(machine: Machine) -> tuple[int, int, int] | None:
             low, high = (int(host.text(folder / name) or "") for name in ("min_freq", "max_freq"))
             listed = (host.text(folder / "available_frequencies") or "").split()
             return low, high, max([high, *map(int, listed)])
-    shown = re.search(r"GPU MinFreq=(\d+) MaxFreq=(\d+)", machine.texts("jetson_clocks"))
-    return (int(shown[1]), int(shown[2]), int(shown[2])) if shown else None
+    match = re.search(r"GPU MinFreq=(\d+) MaxFreq=(\d+)", machine.texts("jetson_clocks"))
+    return (int(match[1]), int(match[2]), int(match[2])) if match else None
 
 
 def _temperatures(machine: Machine) -> dict[str, float]:
@@ -198,9 +198,9 @@ def _temperatures(machine: Machine) -> dict[str, float]:
             degrees = int(host.text(zone / "temp") or "") / 1000
             if -40 < degrees < 200:  # a sensor that is off shows an absurd value
                 values[host.text(zone / "type") or zone.name] = degrees
-    for name, shown in re.findall(r"(\w+)@(-?\d+(?:\.\d+)?)C\b", machine.texts("tegrastats")):
-        if float(shown) > -40:
-            values[name] = float(shown)
+    for name, number in re.findall(r"(\w+)@(-?\d+(?:\.\d+)?)C\b", machine.texts("tegrastats")):
+        if float(number) > -40:
+            values[name] = float(number)
     # the sensor of a Jetson's power chip shows a constant
     return {name: value for name, value in values.items() if not name.startswith("PMIC")}
 

@@ -14,7 +14,7 @@ from pilotfish.lab.doctor.outlook import Expects, ProviderOutlook
 MARKS = {"fault": "✗", "warning": "!", "note": "·"}
 _STYLES = {"fault": "bold red", "warning": "yellow", "note": "dim"}
 _GIB = 1 << 30
-_WIDTH = 16  # of the first column
+_WIDTH = 16  # width of the first column
 
 
 def show(diagnosis: Diagnosis, console: Console, seconds: float | None = None) -> None:
@@ -50,7 +50,7 @@ def count(examination: Examination) -> str:
 
 def _machine(facts: MachineFacts) -> Iterator[tuple[str, str]]:
     """Yield a line for each part of the machine of which something is known."""
-    rows = {
+    rows: dict[str, list[str | None]] = {
         "board": [
             facts.board,
             facts.module,
@@ -97,8 +97,7 @@ def _machine(facts: MachineFacts) -> Iterator[tuple[str, str]]:
         "systemd": [facts.systemd, *(f"{each.name} {each.state}" for each in facts.units)],
         "clock": [facts.time, _synchronised(facts)],
         "limits": [
-            facts.open_files
-            and f"{facts.open_files[0]} open files (at most {facts.open_files[1]})",
+            facts.open_files and "{} open files (at most {})".format(*facts.open_files),
             facts.encoding and f"encoding {facts.encoding}",
         ],
         "not read": list(facts.unread),

@@ -119,14 +119,14 @@ def _gpus(machine: Machine, row: Mapping[str, str], cuda: Mapping[str, str]) -> 
     """Return the names of the GPUs, of the source that knows most of them."""
     table = machine.texts("nvidia-smi")
     listed = re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", table, re.MULTILINE)
-    shown = re.findall(r"^\|\s+\d+\s+(\S.*?)\s+(?:On|Off|N/A)\s+\|", table, re.MULTILINE)
+    rows = re.findall(r"^\|\s+\d+\s+(\S.*?)\s+(?:On|Off|N/A)\s+\|", table, re.MULTILINE)
     cards = re.findall(
         r"(?:VGA compatible|3D|Display) controller(?: \[\d+\])?: (NVIDIA .+?)(?: \(rev.*)?$",
         machine.texts("lspci"),
         re.MULTILINE,
     )
     named = [name for name in (row.get("name"), cuda.get("gpu"), host.gpu(machine.root)) if name]
-    return tuple(next((names for names in (listed, shown, named[:1], cards) if names), ()))
+    return tuple(next((names for names in (listed, rows, named[:1], cards) if names), ()))
 
 
 def _compute_of(gpus: tuple[str, ...]) -> str | None:
@@ -225,12 +225,12 @@ def _runtime(machine: Machine, wheels: Mapping[str, str] | None) -> dict[str, An
         if wheels and wheel in wheels:
             facts["version"] = wheels[wheel]
             break
-    shown = machine.texts(r".*(?:onnxruntime|ort)\b")
+    text = machine.texts(r".*(?:onnxruntime|ort)\b")
     for _, output in machine.listed(rf"(?:{_PYTHON}).*onnxruntime"):
         lines = output.text.strip().splitlines()
         if output.status and "No module named" not in output.text:
             facts["problem"] = f"{lines[-1] if lines else ''} (exit code {output.status})".strip()
-    providers = re.search(r"\[[^\]]*ExecutionProvider[^\]]*\]", shown)
+    providers = re.search(r"\[[^\]]*ExecutionProvider[^\]]*\]", text)
     if providers:
         facts["providers"] = re.findall(r"\w+ExecutionProvider", providers[0])
     return facts

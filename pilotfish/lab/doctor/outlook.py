@@ -226,29 +226,35 @@ def _providers(facts: MachineFacts) -> Iterator[ProviderOutlook]:
 
 def _judge(name: str, facts: MachineFacts) -> tuple[bool | None, str]:
     """Return whether a provider works, by facts that a recording shows, and the reason if not."""
-    if 0 < facts.jetpack_line < 6 and facts.container is None:
-        return False, f"Pilotfish does not run with the Python of JetPack {facts.jetpack}"
-    if name not in (TENSORRT, TENSORRT_RTX):
-        if facts.onnxruntime_problem is not None:
-            return False, facts.onnxruntime_problem
-        if all(wheel in (facts.packages or {}) for wheel in WHEELS):
-            return False, f"{' and '.join(WHEELS)} overwrite each other's files"
+    if problem := _obstacle(name, facts):
+        return False, problem
     if name == CPU:
         known = facts.onnxruntime is not None
         return (True, "") if known else (None, "ONNX Runtime is not shown")
-    if facts.gpu_problem or facts.cuda_problem:
-        return False, facts.gpu_problem or facts.cuda_problem or ""
     if not facts.has_gpu:
         return None, "no GPU is shown"
-    if name == TENSORRT_RTX:
-        return _judge_rtx(facts)
-    if name == TENSORRT:
-        return _judge_tensorrt(facts)
-    wanted = CUDA_PROVIDER if name == CUDA else _TENSORRT_PROVIDER
-    if facts.onnxruntime_providers is not None:
-        there = wanted in facts.onnxruntime_providers
-        return there, "" if there else f"this ONNX Runtime is built without {wanted}"
-    return None, "the providers of ONNX Runtime are not shown"
+    if name in (TENSORRT, TENSORRT_RTX):
+        return (_judge_tensorrt if name == TENSORRT else _judge_rtx)(facts)
+    return _judge_provider(CUDA_PROVIDER if name == CUDA else _TENSORRT_PROVIDER, facts)
+
+
+def _obstacle(name: str, facts: MachineFacts) -> str | None:
+    """Return what keeps a provider from running, whatever else is installed."""
+    if 0 < facts.jetpack_line < 6 and facts.container is None:
+        return f"Pilotfish does not run with the Python of JetPack {facts.jetpack}"
+    if name not in (TENSORRT, TENSORRT_RTX):
+        if facts.onnxruntime_problem is not None:
+            return facts.onnxruntime_problem
+        if all(wheel in (facts.packages or {}) for wheel in WHEELS):
+            return f"{' and '.join(WHEELS)} overwrite each other's files"
+    return None if name == CPU else facts.gpu_problem or facts.cuda_problem
+
+
+def _judge_provider(wanted: str, facts: MachineFacts) -> tuple[bool | None, str]:
+    if facts.onnxruntime_providers is None:
+        return None, "the providers of ONNX Runtime are not shown"
+    there = wanted in facts.onnxruntime_providers
+    return there, "" if there else f"this ONNX Runtime is built without {wanted}"
 
 
 def _judge_tensorrt(facts: MachineFacts) -> tuple[bool | None, str]:

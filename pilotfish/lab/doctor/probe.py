@@ -93,4 +93,4 @@ def _tell(name: str, value: object) -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # without the libraries' code for the end of a process, which may hang, too
+    os._exit(0)  # the libraries' code for the end of a process may hang, too

@@ -20,11 +20,11 @@ from pilotfish.base.home import home
 
 _WORD = r"(?<![\w.-]){}(?![\w-])"
 # Paths below these folders are the same on every machine.
-_PUBLIC = ("usr", "etc", "proc", "sys", "dev", "boot", "bin", "sbin", "lib", "run", "opt/pilotfish")
-_PUBLIC_VAR = ("var/lib/pilotfish", "var/cache/pilotfish", "var/lib/nvpmodel")
-_PATH = re.compile(
-    r"(?<![\w./])/(?!(?:" + "|".join((*_PUBLIC, *_PUBLIC_VAR)) + r")\b)[\w./@+~-]*\w"
+_PUBLIC = (
+    *("usr", "etc", "proc", "sys", "dev", "boot", "bin", "sbin", "lib", "run", "opt/pilotfish"),
+    *("var/lib/pilotfish", "var/cache/pilotfish", "var/lib/nvpmodel"),
 )
+_PATH = re.compile(rf"(?<![\w./])/(?!(?:{'|'.join(_PUBLIC)})\b)[\w./@+~-]*\w")
 _PATTERNS = (
     (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b"), "<address>"),
     (re.compile(r"\b(?:[a-z]+)://[^\s'\"”)]+"), "<address>"),
@@ -39,35 +39,12 @@ _PATTERNS = (
 )  # fmt: skip
 # Names of hosts and users that name nobody, and that other texts contain.
 _COMMON = frozenset(
-    [
-        "root",
-        "localhost",
-        "pilotfish",
-        "user",
-        "nvidia",
-        "ubuntu",
-        "debian",
-        "linux",
-        "jetson",
-        "orin",
-        "thor",
-        "nano",
-        "xavier",
-        "agx",
-        "vm",
-        "device",
-        "edge",
-        "server",
-        "board",
-        "raspberrypi",
-        "tegra-ubuntu",
-        "laptop",
-        "desktop",
-        "admin",
-        "home",
-    ]
+    {"root", "localhost", "pilotfish", "user", "nvidia", "ubuntu", "debian", "linux", "jetson"}
+    | {"orin", "thor", "nano", "xavier", "agx", "vm", "device", "edge", "server", "board", "admin"}
+    | {"raspberrypi", "tegra-ubuntu", "laptop", "desktop", "home", "tegra", "rtx", "cpu", "gpu"}
 )
 _ADDRESS = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.]*\d)")
+_VERSION = re.compile(r"\d[\w.+~:-]{0,40}")
 _VERSION_KEYS = re.compile(
     r"version|packages|driver|cuda|tensorrt|onnxruntime|l4t|jetpack|kernel|python|system|pilotfish"
 )
@@ -112,7 +89,7 @@ def _clean(text: str, names: re.Pattern[str] | None, versions: frozenset[str]) -
         text = names.sub("<name>", text)
     for pattern, word in _PATTERNS[2:]:
         text = pattern.sub(word, text)
-    return _ADDRESS.sub(lambda found: found[0] if found[0] in versions else "<address>", text)
+    return _ADDRESS.sub(lambda match: match[0] if match[0] in versions else "<address>", text)
 
 
 def _private_names() -> re.Pattern[str] | None:
@@ -135,9 +112,8 @@ def _versions(value: Any, key: str = "") -> Iterator[str]:
     if isinstance(value, Mapping):
         for name, each in value.items():
             yield from _versions(each, f"{key}.{name}")
-    elif isinstance(value, str) and re.fullmatch(r"[\w.+~:-]{1,40}", value):
-        if _VERSION_KEYS.search(key) and value[:1].isdigit():
-            yield value
+    elif isinstance(value, str) and _VERSION_KEYS.search(key) and _VERSION.fullmatch(value):
+        yield value
 
 
 def _break(text: str, width: int = 110) -> Iterator[str]:

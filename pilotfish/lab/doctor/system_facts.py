@@ -64,8 +64,8 @@ def system_facts(machine: Machine) -> dict[str, Any]:
     """Return the facts of the operating system by name (`MachineFacts`)."""
     root = machine.root
     devices = root / "sys/devices/system/cpu"
-    shown = machine.find(r"^Python (\d+\.\d+\.\d+)", r"python[\d.]* (?:-V|--version)")
-    facts = {
+    python = machine.find(r"^Python (\d+\.\d+\.\d+)", r"python[\d.]* (?:-V|--version)")
+    facts: dict[str, Any] = {
         "system": _system(machine),
         "container": _container(machine),
         "cpu": host.cpu(root) or machine.find(r"Model name:\s*(.+)", "lscpu"),
@@ -74,14 +74,16 @@ def system_facts(machine: Machine) -> dict[str, Any]:
         "cpu_quota": cpu_quota(root),
         **_memory(machine),
         "system_python": machine.find(r"^Python (\S+)", r"/usr/bin/python3 (?:-V|--version)")
-        or shown,
+        or python,
         "systemd": machine.find(r"^systemd (\d+)", "systemctl --version|systemd --version"),
         "units": tuple(_units(machine)),
         "battery_clock": machine.find(r"(?:RTC time:|RTCTimeUSec=)\s*(.+)", "timedatectl"),
         "time_synchronised": _synchronised(machine),
         "huge_pages": _chosen(host.text(root / SETTINGS.relative_to("/") / "enabled")),
     }
-    return facts | (_shown_process(machine, shown) if machine.process is None else machine.process)
+    if machine.process is None:
+        return facts | _shown_process(machine, python)
+    return facts | dict(machine.process)
 
 
 def _shown_process(machine: Machine, python: str | None) -> dict[str, Any]:
@@ -196,14 +198,14 @@ def _shown_disks(machine: Machine) -> Iterator[Disk]:
 def _units(machine: Machine) -> Iterator[Unit]:
     """Yield our units that are installed, by the properties that systemd shows."""
     for block in machine.texts("systemctl show").split("\n\n"):
-        shown = dict(line.partition("=")[::2] for line in block.strip().splitlines())
-        if shown.get("Id", "").startswith("pilotfish") and shown.get("LoadState") == "loaded":
+        values = dict(line.partition("=")[::2] for line in block.strip().splitlines())
+        if values.get("Id", "").startswith("pilotfish") and values.get("LoadState") == "loaded":
             yield Unit(
-                name=shown["Id"],
-                state=shown.get("ActiveState", ""),
-                result=shown.get("Result", ""),
-                status=int(shown.get("ExecMainStatus") or 0),
-                restarts=int(shown.get("NRestarts") or 0),
+                name=values["Id"],
+                state=values.get("ActiveState", ""),
+                result=values.get("Result", ""),
+                status=int(values.get("ExecMainStatus") or 0),
+                restarts=int(values.get("NRestarts") or 0),
             )
 
 
