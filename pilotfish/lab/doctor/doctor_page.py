@@ -45,7 +45,9 @@ def count(examination: Examination) -> str:
         name: sum(each.severity == name for each in examination.findings) for name in SEVERITIES
     }
     listed = [f"{number} {name}{'s' * (number > 1)}" for name, number in numbers.items() if number]
-    return f"{', '.join(listed)}." if listed else "Nothing is wrong."
+    recorded = examination.machine.pilotfish is None
+    nothing = f"Nothing is wrong{' in what is shown' * recorded}."
+    return f"{', '.join(listed)}." if listed else nothing
 
 
 def _machine(facts: MachineFacts) -> Iterator[tuple[str, str]]:
@@ -67,14 +69,14 @@ def _machine(facts: MachineFacts) -> Iterator[tuple[str, str]]:
         "CPU": [
             facts.cpu,
             _number(facts.cpus, "CPU"),
-            facts.cpu_quota and f"quota {facts.cpu_quota:g}",
+            None if facts.cpu_quota is None else f"quota {facts.cpu_quota:g}",
             facts.governor and f"governor {facts.governor}",
             facts.power_mode and f"power mode {facts.power_mode}",
         ],
         "heat": [_heat(facts), *facts.throttled],
         "memory": [
             _size(facts.memory_bytes),
-            facts.available_bytes and f"{_size(facts.available_bytes)} free",
+            f"{_size(facts.available_bytes)} free" if facts.available_bytes else None,
             None if facts.swap_bytes is None else _swap(facts),
             facts.huge_pages and f"huge pages {facts.huge_pages}",
         ],

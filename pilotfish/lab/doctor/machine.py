@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from weakref import finalize
 
 import msgspec
@@ -133,13 +133,20 @@ def this_machine(limit_s: float = LIMIT_S) -> Machine:
     return Machine(Path("/"), run_commands(commands, limit_s), process_facts())
 
 
+class RecordedOutput(Struct, frozen=True):
+    """The output of a recorded command; status "timeout": it did not end."""
+
+    output: str = ""
+    status: int | Literal["timeout"] = 0
+
+
 class Recording(Struct, frozen=True):
     """The content of a recording's file."""
 
     address: str = ""
     title: str = ""
     files: dict[str, str] = {}
-    commands: dict[str, str | dict[str, Any]] = {}
+    commands: dict[str, str | RecordedOutput] = {}
 
 
 def recorded_machine(path: Path) -> Machine:
@@ -167,11 +174,10 @@ def _write(root: Path, name: str, text: str) -> None:
     path.write_text(text)
 
 
-def _output(value: str | dict[str, Any]) -> Output:
+def _output(value: str | RecordedOutput) -> Output:
     if isinstance(value, str):
         return Output(value)
-    status = value.get("status", 0)
-    return Output(str(value.get("output", "")), None if status == "timeout" else int(status))
+    return Output(value.output, None if value.status == "timeout" else value.status)
 
 
 def _plain(line: str) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from msgspec import Struct, structs
 
-from pilotfish.boards.board import ALL_BOARDS, JETPACKS, Board
+from pilotfish.boards.board import ALL_BOARDS, JETPACKS, Board, siblings
 from pilotfish.boards.expectation import Expectation, expect
 from pilotfish.boards.gpu_forms import CPU, CUDA, TENSORRT, TENSORRT_RTX, why_not
 from pilotfish.boards.misfit import Misfit, misfits
@@ -159,7 +159,16 @@ def _with_memory(board: Board | None, facts: MachineFacts) -> Board | None:
         return None
     apart = board.gpu and not board.integrated
     memory = facts.gpu_memory_bytes if apart else facts.memory_bytes
-    return board if memory is None else structs.replace(board, usable_bytes=memory)
+    if memory is not None:
+        return structs.replace(board, usable_bytes=memory)
+    others = siblings(board)
+    if facts.module is None and others:  # which of them it is, is not known
+        speeds = {each.bandwidth_bytes_per_s for each in (board, *others)}
+        bandwidth = speeds.pop() if len(speeds) == 1 else None
+        return structs.replace(
+            board, memory_bytes=None, usable_bytes=None, bandwidth_bytes_per_s=bandwidth
+        )
+    return board
 
 
 def form_problem(provider: str, shape: ModelShape, facts: MachineFacts) -> str | None:

@@ -95,7 +95,11 @@ def _disks(facts: MachineFacts) -> Iterator[Finding]:
     for disk in facts.disks:
         free = f"{disk.free_bytes / GIB:.1f} GiB of {disk.total_bytes / GIB:.0f}"
         if not disk.writable:
-            yield fault("disk", f"{disk.path} ({disk.purpose}) cannot be written by this user.")
+            yield fault(
+                "disk",
+                f"{disk.path} ({disk.purpose}) cannot be written by this user.",
+                "export PILOTFISH_CACHE=FOLDER",
+            )
         elif disk.free_bytes < _SCARCE_BYTES:
             yield fault(
                 "disk",
