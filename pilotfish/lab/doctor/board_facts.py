@@ -41,7 +41,9 @@ _SLOWED = re.compile(r"throttle|^(cpufreq|devfreq)-")  # types of cooling device
 def board_facts(machine: Machine) -> dict[str, Any]:
     """Return the facts of the board by name (`MachineFacts`)."""
     root = machine.root
-    model = host.board(root) or machine.find(r"Model: (.+?)(?: - Jetpack.*)?$", _STATS)
+    model = host.board(root) or machine.find(
+        r"(?:Model: |^ *- (?=NVIDIA Jetson))(.+?)(?: - Jetpack.*)?$", _STATS
+    )
     part = machine.find(r"P-Number: (p\d{4}-\d{4})", _STATS) or _part(root)
     named = machine.find(r"Module: (.+)", _STATS)
     board = recognise(root)
@@ -49,6 +51,8 @@ def board_facts(machine: Machine) -> dict[str, Any]:
         board = _board_of(part, model, named)  # a recording has few files: no GPU is no sign
     l4t = _l4t(machine)
     known_modes = modes(host.text(root / "etc/nvpmodel.conf") or "")
+    listed = re.findall(r"POWER_MODEL:?\s+ID=(\d+)\s+NAME=(\S+)", machine.texts(r".*nvpmodel"))
+    known_modes = known_modes or {name: int(number) for number, name in listed}
     package = _jetpack_package(machine)
     kernel = kernel_release(machine)
     return {
@@ -58,6 +62,7 @@ def board_facts(machine: Machine) -> dict[str, Any]:
         "soc": _soc(machine, model, named),
         "tegra": _is_tegra(machine, kernel),
         "l4t": l4t,
+        "release_file": _has_release_file(machine),
         "jetpack": (package or "").partition("+")[0].partition("-")[0]
         or machine.find(r"Jetpack:? v?(\d[\d.]*)", _STATS)
         or _jetpack_of(l4t, kernel),
@@ -116,6 +121,16 @@ def _l4t(machine: Machine) -> str | None:
     return None if stated is None else _three(stated)
 
 
+def _has_release_file(machine: Machine) -> bool | None:
+    """Return whether the release file is there; None: a recording does not say so."""
+    if host.l4t(machine.root) is not None:
+        return True
+    statuses = [output.status for output in machine.outputs(r".*nv_tegra_release")]
+    if machine.process is None:
+        return None if not statuses else 0 in statuses
+    return False
+
+
 def _three(version: str) -> str:
     return ".".join([*version.split("."), "0", "0"][:3])
 
@@ -123,9 +138,16 @@ def _three(version: str) -> str:
 def _jetpack_of(l4t: str | None, kernel: str | None) -> str | None:
     """Return the JetPack of a release of L4T, else the line of JetPack that has such a kernel."""
     if l4t is not None:
-        return _JETPACKS.get(l4t) or _LINES.get(int(l4t.partition(".")[0]))
+        return _JETPACKS.get(l4t) or _near(l4t) or _LINES.get(int(l4t.partition(".")[0]))
     match = re.match(r"(\d+\.\d+)\..*tegra", kernel or "")
     return _KERNELS.get(match[1]) if match else None
+
+
+def _near(l4t: str) -> str | None:
+    """Return the first two numbers of the JetPack with the same minor release of L4T."""
+    minor = l4t.rpartition(".")[0]
+    names = [name for release, name in _JETPACKS.items() if release.rpartition(".")[0] == minor]
+    return ".".join(names[-1].split(".")[:2]) if names else None
 
 
 def kernel_release(machine: Machine) -> str | None:
@@ -228,5 +250,8 @@ def _throttled(machine: Machine) -> Iterator[str]:
     for counter in sorted((machine.root / "sys/class/hwmon").glob("hwmon*/oc*_event_cnt")):
         if (count := host.text(counter) or "0") != "0":
             yield f"over-current: {count} events since the start ({counter.name.partition('_')[0]})"
-    if re.search(r"OC ALARM|[Oo]ver-?current", machine.texts(r"dmesg|journalctl")):
+    log = machine.texts(r"dmesg|journalctl")
+    if re.search(r"OC ALARM|soctherm.*OC|throttled due to [Oo]ver-?current", log):
         yield "over-current: an alarm in the kernel's log"
+    elif re.search(r"clock throttled|[Tt]hermal throttling", log):
+        yield "the kernel's log says so"

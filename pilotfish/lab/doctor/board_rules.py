@@ -73,11 +73,12 @@ def _unknown_board(facts: MachineFacts) -> Iterator[Finding]:
 
 
 def _container(facts: MachineFacts) -> Iterator[Finding]:
-    if facts.l4t is None and facts.container is not None:
+    if facts.l4t is None and (facts.container is not None or facts.release_file is False):
+        what = f"a container ({facts.container})" if facts.container else "perhaps a container"
         yield warning(
             "container",
-            f"This is a container ({facts.container}) on a Jetson, without NVIDIA's files of L4T: "
-            "it cannot use the GPU unless it was started with NVIDIA's runtime.",
+            f"This is {what} on a Jetson, without NVIDIA's files of L4T: it cannot use the GPU "
+            "unless it was started with NVIDIA's runtime.",
             "docker run --runtime nvidia …",
         )
 

@@ -40,6 +40,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
         soc: NVIDIA's system on a chip, such as "tegra234".
         tegra: whether programs, files or the kernel are those of NVIDIA's Linux for Tegra.
         l4t: release of NVIDIA's Linux for Tegra, such as "36.4.3".
+        release_file: whether NVIDIA's release file, with the release of L4T, is there.
         jetpack: release of JetPack; "6.x" if only its line is known.
         jetpack_package: version of the package nvidia-jetpack; "" if it is not installed.
         system: name of the Linux distribution.
@@ -105,6 +106,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     soc: str | None = None
     tegra: bool = False
     l4t: str | None = None
+    release_file: bool | None = None
     jetpack: str | None = None
     jetpack_package: str | None = None
     system: str | None = None
@@ -188,7 +190,10 @@ def read_facts(machine: Machine) -> MachineFacts:
     board = board_facts(machine)
     board["throttled"] += slowed_by(machine)
     gpu = gpu_facts(machine)
-    cards = gpu["gpus"] and not (board["tegra"] or board["soc"] or board["l4t"])
+    tegra = board["tegra"] or board["soc"] or board["l4t"]
+    if tegra and "not found" in (gpu["gpu_problem"] or ""):
+        gpu["gpu_problem"] = None  # before JetPack 6 a Jetson has no nvidia-smi
+    cards = gpu["gpus"] and not tegra
     if cards and board["board_name"] in (None, "cpu"):
         board["board_name"] = "rtx"
     return MachineFacts(

@@ -44,6 +44,7 @@ _COMPUTE = (
     (r"GTX 10\d\d|\bP(?:4|40)\b", "6.1"), (r"\bP100\b", "6.0"),
 )  # fmt: skip
 _MIB = 1 << 20
+_NO_COMMAND = 127  # a shell's exit status
 
 
 def gpu_facts(machine: Machine) -> dict[str, Any]:
@@ -65,10 +66,12 @@ def gpu_facts(machine: Machine) -> dict[str, Any]:
         "compute": cuda.get("compute") or row.get("compute") or _compute_of(gpus),
         "driver": _driver(machine, row, table),
         "driver_cuda": _first(r"CUDA Version:\s*([\d.]+)", table) or cuda.get("cuda of the driver"),
-        "gpu_problem": problem[0].strip() if problem else None,
+        "gpu_problem": problem[0].strip() if problem else _missing_tool(machine),
         "cuda": cuda.get("cuda") or _cuda(machine, debian, wheels),
         "cuda_problem": probed.get("cuda_problem") or _cuda_problem(machine),
-        "tensorrt": probed.get("tensorrt") or (wheels or {}).get("tensorrt"),
+        "tensorrt": probed.get("tensorrt")
+        or (wheels or {}).get("tensorrt")
+        or machine.find(r"^(\d+\.\d+[\d.]*)$", rf"(?:{_PYTHON}).*tensorrt"),
         "tensorrt_libraries": _tensorrt_libraries(machine, debian),
         "tensorrt_problem": probed.get("tensorrt_problem"),
         "onnxruntime": runtime.get("version"),
@@ -145,6 +148,14 @@ def _cards(machine: Machine) -> int | None:
         and (host.text(device / "class") or "").startswith("0x03")
         for device in devices
     )
+
+
+def _missing_tool(machine: Machine) -> str | None:
+    """Return what a shell says of a missing nvidia-smi, in a recording."""
+    for output in machine.outputs("nvidia-smi"):
+        if output.status == _NO_COMMAND or re.search(r"(?:command )?not found", output.text):
+            return output.text.strip() or "nvidia-smi: not found"
+    return None
 
 
 def _memory(row: Mapping[str, str], table: str) -> int | None:

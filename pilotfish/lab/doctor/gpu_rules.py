@@ -13,6 +13,7 @@ _NEW_DRIVER = "sudo ubuntu-drivers install && sudo reboot"
 _OLDEST_COMPUTE = (7, 5)  # TensorRT 10 and CUDA 13 support no older GPUs
 # Words in messages of NVIDIA's tools → what they mean, and the command that mends it.
 _PROBLEMS = (
+    ("not found", "NVIDIA's driver is not installed", _NEW_DRIVER),
     ("version mismatch", "the driver was updated, and the old one is still loaded", "sudo reboot"),
     ("access blocked", "Windows does not let WSL use the GPU", "wsl.exe --update"),
     ("GPU is lost", "the GPU has fallen off the bus", "sudo reboot"),
@@ -34,14 +35,15 @@ def gpu_findings(facts: MachineFacts) -> Iterator[Finding]:
 def _driver(facts: MachineFacts) -> Iterator[Finding]:
     if facts.gpu_problem is not None:
         yield from _tool_problem(facts.gpu_problem, facts)
-    elif not facts.is_tegra and facts.driver is None and not facts.gpu_devices:
+    elif (
+        facts.cards
+        and facts.driver is None
+        and not (facts.is_tegra or facts.gpu_devices or facts.container == "wsl")
+    ):
         named = facts.gpus[0] if facts.gpus else "an NVIDIA GPU"
-        if facts.container != "wsl":
-            yield fault(
-                "GPU",
-                f"The machine has {named}, but NVIDIA's driver is not installed.",
-                _NEW_DRIVER,
-            )
+        yield fault(
+            "GPU", f"The machine has {named}, but NVIDIA's driver is not installed.", _NEW_DRIVER
+        )
     if facts.container == "wsl":
         yield note(
             "GPU",
@@ -61,12 +63,13 @@ def _tool_problem(problem: str, facts: MachineFacts) -> Iterator[Finding]:
 
 def _cuda(facts: MachineFacts) -> Iterator[Finding]:
     problem = facts.cuda_problem or ""
-    too_old = _major(facts.driver_cuda) < _major(facts.cuda) if facts.driver_cuda else False
+    wanted = facts.cuda or _cuda_of_wheel(facts)
+    too_old = _major(facts.driver_cuda) < _major(wanted) if facts.driver_cuda else False
     if too_old or "driver version is insufficient" in problem:
         known = f" (its driver {facts.driver} is for CUDA {facts.driver_cuda})"
         yield fault(
             "driver",
-            f"NVIDIA's driver is too old for CUDA {facts.cuda or 'here'}"
+            f"NVIDIA's driver is too old for {'CUDA ' + wanted if wanted else 'this CUDA'}"
             f"{known if facts.driver_cuda else ''}: install a newer one.",
             None if facts.is_tegra else _NEW_DRIVER,
         )
@@ -90,6 +93,13 @@ def _cuda(facts: MachineFacts) -> Iterator[Finding]:
             "GPU",
             f"The GPU has compute capability {facts.compute}: TensorRT 10 and CUDA 13 need 7.5.",
         )
+
+
+def _cuda_of_wheel(facts: MachineFacts) -> str | None:
+    """Return the CUDA that the wheel onnxruntime-gpu needs: 12 from version 1.19 on."""
+    version = (facts.packages or {}).get("onnxruntime-gpu", "0").split(".")
+    numbers = tuple(int(part) for part in version[:2] if part.isdigit())
+    return "12" if numbers >= (1, 19) and not facts.is_tegra else None
 
 
 def _access(facts: MachineFacts) -> Iterator[Finding]:

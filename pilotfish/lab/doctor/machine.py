@@ -61,6 +61,7 @@ COMMANDS = (
 )
 # Folders of tools that are often missing in PATH: of root's tools, and of WSL's driver.
 _FOLDERS = ("/usr/sbin", "/sbin", "/usr/lib/wsl/lib", "/usr/local/sbin")
+_DEVICE_TREE = "/sys/firmware/devicetree/base"  # to which /proc/device-tree links
 _CAT = re.compile(r"(?:cat|tr -d '\\0' <) (/[\w./@,:+-]+)")
 # What people write before a command that they show.
 _BEFORE = re.compile(r"^(?:[\w.@~:/-]*[$#] +)?(?:(?:sudo|time|env|[A-Z_]+=\S*) +)*")
@@ -169,7 +170,8 @@ def recorded_machine(path: Path) -> Machine:
 
 
 def _write(root: Path, name: str, text: str) -> None:
-    path = root / os.path.normpath("/" + name).lstrip("/")
+    name = os.path.normpath("/" + name).replace(_DEVICE_TREE, "/proc/device-tree")
+    path = root / name.lstrip("/")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 

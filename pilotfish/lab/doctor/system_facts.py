@@ -29,7 +29,7 @@ from pilotfish.lab.doctor.machine import Machine
 
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = r"(\d+(?:[.,]\d+)?)\s?([KMGT]?)i?B?"
-_DATES = ("%a %b %d %H:%M:%S %Z %Y", "%a %d %b %Y %I:%M:%S %p %Z", "%Y-%m-%dT%H:%M:%S%z")
+_DATE = re.compile(r"\b([A-Z][a-z]{2}) +(\d+) +(\d\d:\d\d:\d\d)(?: [AP]M)? \S+ (\d{4})$", re.M)
 # Files that root alone may read on a board, and what is not known without them.
 _OF_ROOT = {
     "etc/pilotfish/device.toml": "the device's configuration",
@@ -128,17 +128,19 @@ def _container(machine: Machine) -> str | None:
 
 def _memory(machine: Machine) -> dict[str, int | None]:
     root = machine.root
-    zram = 0
+    zram, swapped = 0, host.memory_bytes(root, "SwapTotal")
     rows = (host.text(root / "proc/swaps") or machine.texts(r"cat /proc/swaps")).splitlines()
     for row in rows[1:]:
         with suppress(ValueError, IndexError):
             zram += 1024 * int(row.split()[2]) * ("zram" in row.split()[0])
-    zram += sum(_bytes(*each) for each in re.findall(rf"zram\d+ .*?{_SIZE}", machine.texts("zram")))
+    for name, *size in re.findall(rf"^(\S+) +\w+ +{_SIZE} ", machine.texts("swapon"), re.M):
+        swapped = (swapped or 0) + _bytes(*size)
+        zram += _bytes(*size) * ("zram" in name)
     facts: dict[str, int | None] = {
         "memory_bytes": host.memory_bytes(root),
         "available_bytes": host.memory_bytes(root, "MemAvailable"),
-        "swap_bytes": host.memory_bytes(root, "SwapTotal"),
-        "zram_bytes": zram if rows else None,
+        "swap_bytes": swapped,
+        "zram_bytes": zram if rows or zram else None,
     }
     for line, output in machine.listed("free"):
         unit = re.search(r"-(?:-?)([bkmg])", line)
@@ -225,9 +227,11 @@ def _chosen(text: str | None) -> str | None:
 def _shown_time(machine: Machine) -> str | None:
     """Return the clock that a recording shows, in ISO 8601; a wrong clock shows its year."""
     text = machine.texts("date|timedatectl").strip()
-    for form in _DATES:
+    if match := _DATE.search(text):
+        month, day, hours, year = match.groups()
         with suppress(ValueError):
-            return datetime.strptime(text, form).replace(tzinfo=timezone.utc).isoformat()
+            clock = datetime.strptime(f"{year} {month} {day} {hours}", "%Y %b %d %H:%M:%S")
+            return clock.replace(tzinfo=timezone.utc).isoformat()
     day = r" time: \w{3} (\d{4}-\d\d-\d\d) ([\d:]+)"
     match = re.search(f"Universal{day}", text) or re.search(f"Local{day}", text)
     return f"{match[1]}T{match[2]}+00:00" if match else None

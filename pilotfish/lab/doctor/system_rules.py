@@ -46,11 +46,13 @@ def system_findings(facts: MachineFacts) -> Iterator[Finding]:
 
 def _python(facts: MachineFacts) -> Iterator[Finding]:
     version = tuple(int(part) for part in (facts.python or "3.10").split(".") if part.isdigit())
-    if not OLDEST_PYTHON <= version[:2] <= NEWEST_PYTHON:
+    unusable = 0 < facts.jetpack_line < 6 and facts.container is None  # and said so
+    if not OLDEST_PYTHON <= version[:2] <= NEWEST_PYTHON and not unusable:
         old = "old" if version[:2] < OLDEST_PYTHON else "new"
         yield fault(
             "Python",
             f"Python {facts.python} is too {old}: Pilotfish needs 3.10 to 3.13.",
+            "uv venv --python 3.12 pilotfish-venv",
         )
     if facts.machine is not None and facts.machine not in _ARCHITECTURES:
         yield fault(

@@ -26,10 +26,10 @@ FACTS = {"kernel", "machine", "cpus", "memory_bytes", "disks", "python", "pilotf
 
 def doctor(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     names = {name: value for name, value in environment.items() if value}
-    kept = {name: value for name, value in os.environ.items() if name not in environment}
+    others = {name: value for name, value in os.environ.items() if name not in environment}
     return subprocess.run(
         command("doctor", *arguments),
-        env=kept | names,
+        env=others | names,
         capture_output=True,
         text=True,
         check=False,

@@ -168,12 +168,12 @@ def test_clocks_that_follow_the_load_are_a_note(tmp_path: Path) -> None:
 def test_a_clock_of_1970_is_a_fault(tmp_path: Path) -> None:
     examination = examined(machine_of(tmp_path, {}, time="1970-01-01T00:03:00+00:00"))
     assert mends(examination, "clock") == ["sudo timedatectl set-ntp true"]
-    behind = examined(machine_of(tmp_path, {}, clock_behind=True))
-    assert "clock" in subjects(behind, "fault")
+    examination = examined(machine_of(tmp_path, {}, clock_behind=True))
+    assert "clock" in subjects(examination, "fault")
 
 
 def test_units_that_fail_are_faults_with_their_exit_code(tmp_path: Path) -> None:
-    shown = "\n\n".join(
+    text = "\n\n".join(
         f"Id={name}\nLoadState=loaded\nActiveState={state}\nResult={result}\nExecMainStatus={code}"
         f"\nNRestarts={restarts}"
         for name, state, result, code, restarts in (
@@ -182,7 +182,7 @@ def test_units_that_fail_are_faults_with_their_exit_code(tmp_path: Path) -> None
             (UNITS[1], "active", "success", 0, 0),
         )
     )
-    examination = examined(machine_of(tmp_path, {}, {"systemctl show pilotfish-x": shown}))
+    examination = examined(machine_of(tmp_path, {}, {"systemctl show pilotfish-x": text}))
     messages = [each.message for each in examination.findings if each.subject == "service"]
     assert len(messages) == 2
     assert "pilotfish-engine-build.service failed with exit code 65" in messages[0]

@@ -31,7 +31,7 @@ WRONG: dict[str, tuple[set[str], set[str], dict[str, object]]] = {
     "rtx-laptop": ({"GPU"}, set(), {"driver": "595.71.05", "compute": "8.6"}),
     "rtx-two-wheels": ({"ONNX Runtime"}, set(), {"driver_cuda": "12.2", "board_name": "rtx"}),
     "thor-jetpack-7": (set(), set(), {"board_name": "thor", "jetpack": "7.0", "soc": "tegra264"}),
-    "xavier-nx": ({"board", "Python"}, set(), {"soc": "tegra194", "jetpack": "5.1.1"}),
+    "xavier-nx": ({"board"}, set(), {"soc": "tegra194", "jetpack": "5.1.1"}),
 }
 
 
