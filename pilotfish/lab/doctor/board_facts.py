@@ -101,7 +101,7 @@ def _soc(machine: Machine, *names: str | None) -> str | None:
     tree = host.text(machine.root / "proc/device-tree/compatible") or ""
     if match := re.search(r"tegra\d{3}\b", tree):
         return match[0]
-    if stated := machine.find(r"SoC: (tegra\d{3})|SOC family:(tegra\d{3})", f"{_STATS}|jetson_"):
+    if stated := machine.find(r"(?:SoC: |SOC family:)(tegra\d{3})", f"{_STATS}|jetson_"):
         return stated
     text = " ".join(filter(None, names)).lower()
     if "nvidia" in text or "jetson" in text:
