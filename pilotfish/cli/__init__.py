@@ -19,7 +19,8 @@ from pilotfish.engines.engine_errors import EngineError
 # commands; each name is a module of this package
 _COMMANDS = (
     *("up", "chat", "demo", "device", "edge", "probe", "field", "judge", "distill", "emulate"),
-    *("export", "models", "bundle", "flash", "keys", "reload", "selftest", "dashboards"),
+    *("export", "models", "bundle", "flash", "keys", "reload", "doctor", "selftest"),
+    "dashboards",
 )
 _PACKAGES = ("field", "judge")  # commands that are packages, with a module for each action
 _IO_ERROR = 74

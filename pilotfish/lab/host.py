@@ -18,9 +18,13 @@ from typing import Any
 
 from pilotfish.base.cpus import cpu_quota
 from pilotfish.base.version import SOFTWARE
+from pilotfish.deploy.power import modes
 
 _ROOT = Path("/")
-_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "tensorrt", "numpy", "pyzmq")
+_PACKAGES = (
+    *("onnxruntime", "onnxruntime-gpu", "tensorrt", "tensorrt-rtx", "tensorrt-rtx-cu12-bindings"),
+    *("tensorrt-rtx-cu13-bindings", "numpy", "pyzmq"),
+)
 
 
 def name() -> str:
@@ -36,25 +40,25 @@ def facts(root: Path = _ROOT) -> dict[str, Any]:
     pilotfish, and packages (versions by name).
     """
     values = {
-        "board": _board(root),
-        "l4t": _first_line(root / "etc/nv_tegra_release"),
+        "board": board(root),
+        "l4t": l4t(root),
         "kernel": platform.release(),
         "machine": platform.machine(),
-        "cpu": _cpu(root),
+        "cpu": cpu(root),
         "cpus": len(os.sched_getaffinity(0)),
         "cpu_quota": cpu_quota(root),
-        "memory_bytes": _memory_bytes(root),
-        "power_mode": _power_mode(root),
-        "governor": _governor(root),
-        "gpu": _gpu(root),
+        "memory_bytes": memory_bytes(root),
+        "power_mode": power_mode(root),
+        "governor": governor(root),
+        "gpu": gpu(root),
         "python": platform.python_version(),
         "pilotfish": SOFTWARE.removeprefix("pilotfish "),
-        "packages": _packages(),
+        "packages": packages(),
     }
-    return {name: value for name, value in values.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None}
 
 
-def _text(path: Path) -> str | None:
+def text(path: Path) -> str | None:
     """Read a small file; return None if it is missing or empty.
 
     A final NUL, as in files of a device tree, is removed.
@@ -65,64 +69,67 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def _first_line(path: Path) -> str | None:
-    text = _text(path)
-    return text.splitlines()[0] if text else None
+def l4t(root: Path = _ROOT) -> str | None:
+    """Return the first line of NVIDIA's release file, as it is."""
+    content = text(root / "etc/nv_tegra_release")
+    return content.splitlines()[0] if content else None
 
 
-def _board(root: Path) -> str | None:
+def board(root: Path = _ROOT) -> str | None:
     """Return the board's name: the device tree's model, or else the DMI product name."""
-    tree = _text(root / "proc/device-tree/model")
+    tree = text(root / "proc/device-tree/model")
     if tree is not None:
         return tree
     dmi = root / "sys/class/dmi/id"
-    parts = [_text(dmi / "sys_vendor"), _text(dmi / "product_name")]
+    parts = [text(dmi / "sys_vendor"), text(dmi / "product_name")]
     return " ".join(part for part in parts if part) or None
 
 
-def _cpu(root: Path) -> str | None:
+def cpu(root: Path = _ROOT) -> str | None:
     """Return the name of the first core's model, or else its implementer and part number."""
-    for line in (_text(root / "proc/cpuinfo") or "").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("model name", "Model", "CPU part"):
+    for line in (text(root / "proc/cpuinfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Model", "CPU part"):
             return value.strip() or None
     return None
 
 
-def _memory_bytes(root: Path) -> int | None:
-    match = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo") or "", re.MULTILINE)
+def memory_bytes(root: Path = _ROOT, key: str = "MemTotal") -> int | None:
+    """Return a size in /proc/meminfo, by default that of the whole memory."""
+    pattern = rf"^{key}:\s*(\d+) kB"
+    match = re.search(pattern, text(root / "proc/meminfo") or "", re.MULTILINE)
     return int(match[1]) * 1024 if match else None
 
 
-def _power_mode(root: Path) -> str | None:
+def power_mode(root: Path = _ROOT) -> str | None:
     """Return the name of nvpmodel's power mode, or its number if nvpmodel.conf has no name."""
-    status = re.search(r"pmode:\s*(\d+)", _text(root / "var/lib/nvpmodel/status") or "")
+    status = re.search(r"pmode:\s*(\d+)", text(root / "var/lib/nvpmodel/status") or "")
     if status is None:
         return None
     number = int(status[1])
-    table = _text(root / "etc/nvpmodel.conf") or ""
-    names: dict[str, str] = dict(re.findall(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)", table))
-    return names.get(str(number), f"mode {number}")
+    names = {id: mode for mode, id in modes(text(root / "etc/nvpmodel.conf") or "").items()}
+    return names.get(number, f"mode {number}")
 
 
-def _governor(root: Path) -> str | None:
+def governor(root: Path = _ROOT) -> str | None:
     """Return the cores' frequency governor; if the cores differ, all governors, with commas."""
     cores = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
-    return ", ".join(sorted({name for core in cores if (name := _text(core))})) or None
+    return ", ".join(sorted({mode for core in cores if (mode := text(core))})) or None
 
 
-def _gpu(root: Path) -> str | None:
+def gpu(root: Path = _ROOT) -> str | None:
     """Return the model of the first GPU, by the name that NVIDIA's kernel driver gives it."""
     for card in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
-        match = re.search(r"^Model:\s*(.+)$", _text(card) or "", re.MULTILINE)
+        match = re.search(r"^Model:\s*(.+)$", text(card) or "", re.MULTILINE)
         if match:
             return match[1].strip()
     return None
 
 
-def _packages() -> dict[str, str]:
+def packages() -> dict[str, str]:
+    """Return the versions of the installed wheels on which speed or results depend."""
     versions = {}
-    for name in _PACKAGES:
+    for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            versions[name] = metadata.version(name)
+            versions[package] = metadata.version(package)
     return versions

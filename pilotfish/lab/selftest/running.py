@@ -49,6 +49,7 @@ class SelfTest(Struct, kw_only=True):
 
     Attributes:
         machine: facts about the machine; `load` is its load average at the start.
+        doctor: the examination of the machine before the checks (`lab.doctor.examination`).
         times: times of a pass over S tokens (median and minimum, ms), by S, for each timed
             artifact.
         left_out: skipped parts of the self-test, each with the reason.
@@ -58,6 +59,7 @@ class SelfTest(Struct, kw_only=True):
     passed: bool = True
     seconds: float = 0.0
     machine: dict[str, Any] = {}
+    doctor: dict[str, Any] = {}
     providers: dict[str, Presence] = {}
     findings: list[CheckResult] = []
     times: list[dict[str, Any]] = []

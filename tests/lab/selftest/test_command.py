@@ -151,6 +151,7 @@ def test_a_named_provider_that_is_not_there_is_an_exit_code(tmp_path: Path) -> N
     assert done.returncode == 69, done.stderr
     payload = json.loads(done.stdout)
     assert payload["findings"] == []
+    assert payload["doctor"]["format"] == "pilotfish-doctor"
     assert "TensorRT cannot be imported" in payload["providers"]["tensorrt"]["reason"]
 
 

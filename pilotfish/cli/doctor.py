@@ -1,0 +1,140 @@
+"""``pilotfish doctor``: what this machine is, what will run on it, and what is wrong with it."""
+
+import argparse
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+from rich.console import Console
+
+from pilotfish.base.errors import ConfigError
+from pilotfish.cli.configuration import read_settings
+from pilotfish.cli.options import Commands, positive, write_json
+from pilotfish.lab.doctor.doctor_page import show
+from pilotfish.lab.doctor.examination import Diagnosis, examine
+from pilotfish.lab.doctor.finding import Finding, fault
+from pilotfish.lab.doctor.machine import LIMIT_S, Machine, recorded_machine, this_machine
+from pilotfish.lab.doctor.outlook import Role, Subject
+
+_CONFIGURATION = Path("/etc/pilotfish")
+_TARGET_CONTEXT, _SESSIONS, _LANES = 2048, 16, 2  # the daemons' defaults
+_DESCRIPTION = """\
+Says what this machine is, what will therefore run on it and how fast that should be, and what is
+wrong, with the command that mends it. It looks at the board, JetPack, L4T, CUDA, TensorRT and ONNX
+Runtime, the GPU and its driver, power mode, clocks and heat, memory, swap and disks, systemd and
+our units, the clock, the locale, limits, and Python.
+
+It takes at most about three seconds, changes nothing, sends nothing, and needs no root. A tool that
+hangs is a finding. What nobody can read without root is listed.
+"""
+_EPILOG = """\
+examples:
+  pilotfish doctor                            this machine, and the model of /etc/pilotfish/*.toml
+  pilotfish doctor --role edge                as an edge
+  pilotfish doctor --config device.toml       the model that a configuration file names
+  pilotfish doctor --json | jq '.findings[] | select(.severity != "note")'
+  pilotfish doctor --recorded machine.toml    a machine that somebody showed (docs/doctor.md)
+
+exit codes: 0 nothing is wrong (there may be notes); 1 warnings; 3 a fault: something will not run;
+2 wrong usage; 78 a file of --config or --recorded that cannot be read.
+"""
+
+
+def add_to(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "doctor",
+        help="say what this machine is, what will run on it, and what is wrong with it",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the results as JSON (docs/doctor.md)"
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a configuration file of `device serve` or `edge serve`, whose model is examined "
+        f"(default: {_CONFIGURATION}/device.toml or edge.toml, if there is one)",
+    )
+    parser.add_argument(
+        "--role",
+        choices=get_args(Role),
+        help="the end of the link (default: by the configuration file; else device)",
+    )
+    parser.add_argument(
+        "--recorded",
+        type=Path,
+        metavar="FILE",
+        help="examine a recorded machine instead of this one (docs/doctor.md)",
+    )
+    parser.add_argument(
+        "--wait",
+        type=positive,
+        default=LIMIT_S,
+        metavar="S",
+        help="seconds after which a tool hangs (%(default)g)",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    began = time.monotonic()
+    if args.recorded is not None:
+        machine = recorded_machine(args.recorded)
+    else:
+        machine = this_machine(args.wait)
+    diagnosis = _diagnose(machine, args.config, args.role)
+    if args.json:
+        write_json("-", msgspec.to_builtins(diagnosis.examination))
+    else:
+        seconds = None if args.recorded else time.monotonic() - began
+        show(diagnosis, Console(highlight=False), seconds)
+    return diagnosis.examination.exit_code
+
+
+def diagnose_this_machine() -> Diagnosis:
+    """Examine this machine and the model that is configured on it, as the command does."""
+    return _diagnose(this_machine(), None, None)
+
+
+def _diagnose(machine: Machine, config: Path | None, role: Role | None) -> Diagnosis:
+    """Examine a machine. config: None: the configuration of this machine's service, if any.
+
+    Raises `ConfigError` if ``config`` cannot be read; a broken configuration of the service is a
+    finding.
+    """
+    if config is not None:
+        settings = read_settings(config)
+        return examine(machine, _subject(settings, config, role))
+    known: tuple[Finding, ...] = ()
+    roles: tuple[Role, ...] = (role,) if role is not None else get_args(Role)
+    for end in roles if machine.process is not None else ():
+        path = _CONFIGURATION / f"{end}.toml"
+        if path.exists():
+            try:
+                return examine(machine, _subject(read_settings(path), path, end))
+            except ConfigError as error:
+                known = (fault("configuration", str(error), f"sudoedit {path}"),)
+                break
+    return examine(machine, Subject(role=role or "device"), known=known)
+
+
+def _subject(settings: Mapping[str, Any], path: Path, role: Role | None) -> Subject:
+    """Return the model that a configuration names. A name that is no folder is left open."""
+    values = {key.replace("_", "-"): value for key, value in settings.items()}
+    end: Role = role or ("edge" if "target" in values else "device")
+    model = str(values.get("target" if end == "edge" else "draft", ""))
+    context, slots = values.get("context"), values.get("sessions" if end == "edge" else "lanes")
+    return Subject(
+        role=end,
+        model=Path(model) if "/" in model or Path(model).exists() else None,
+        source=str(path),
+        provider=str(values.get("provider", "auto")),
+        context=context if isinstance(context, int) else _TARGET_CONTEXT if end == "edge" else None,
+        slots=slots if isinstance(slots, int) else _SESSIONS if end == "edge" else _LANES,
+    )

@@ -1,0 +1,102 @@
+"""The examination of a machine: its facts, what to expect, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.engine_errors import EngineError
+from pilotfish.lab.doctor.board_rules import board_findings
+from pilotfish.lab.doctor.facts import MachineFacts, read_facts
+from pilotfish.lab.doctor.finding import SEVERITIES, Finding, fault, warning
+from pilotfish.lab.doctor.gpu_rules import gpu_findings
+from pilotfish.lab.doctor.machine import Machine
+from pilotfish.lab.doctor.outlook import Expects, Outlook, Subject, look_ahead
+from pilotfish.lab.doctor.system_rules import system_findings
+
+VERSION = 1
+# exit codes of `pilotfish doctor` by the worst finding; 2 is argparse's
+EXIT_CODES = {"fault": 3, "warning": 1, "note": 0}
+
+
+class Examination(Struct, frozen=True, kw_only=True):
+    """The results of the doctor; `--json` writes this structure.
+
+    Attributes:
+        format, version: name and version of this structure. A new version may change or remove
+            fields; within a version fields are only added.
+        machine: the facts that are known.
+        expects: what will run, and how fast it should be.
+        findings: what is wrong, the worst first.
+    """
+
+    format: Literal["pilotfish-doctor"] = "pilotfish-doctor"
+    version: int = VERSION
+    machine: MachineFacts
+    expects: Expects
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code: 0, or that of the worst finding."""
+        return max((EXIT_CODES[each.severity] for each in self.findings), default=0)
+
+
+class Diagnosis(Struct, frozen=True, kw_only=True):
+    """An examination, and the lines about memory and speed that the page shows."""
+
+    examination: Examination
+    lines: tuple[str, ...]
+
+
+def examine(machine: Machine, subject: Subject, *, known: tuple[Finding, ...] = ()) -> Diagnosis:
+    """Examine a machine. known: findings that the caller has already, such as a broken file."""
+    facts = read_facts(machine)
+    findings = list(known)
+    artifact = None
+    if subject.model is not None:
+        try:
+            artifact = Artifact.open(subject.model, stage=True)
+        except EngineError as error:
+            findings.append(fault("model", f"{subject.source}: {error}"))
+    outlook = look_ahead(facts, subject, artifact)
+    for part in (board_findings, gpu_findings, system_findings):
+        findings += part(facts)
+    findings += _outlook_findings(facts, subject, artifact, outlook)
+    findings.sort(key=lambda each: SEVERITIES.index(each.severity))
+    examination = Examination(machine=facts, expects=outlook.expects, findings=tuple(findings))
+    return Diagnosis(examination=examination, lines=outlook.lines)
+
+
+def _outlook_findings(
+    facts: MachineFacts, subject: Subject, artifact: Artifact | None, outlook: Outlook
+) -> Iterator[Finding]:
+    """Yield what is wrong with the model on this machine."""
+    expects = outlook.expects
+    export = expects.advice and expects.advice.replace("MODEL", expects.model or "MODEL")
+    for misfit in outlook.misfits:
+        yield (fault if misfit.kind == "too-large" else warning)(
+            "model", misfit.message, export if misfit.kind == "idle-gpu" else None
+        )
+    works = {each.name: each for each in expects.providers}
+    wanted = works.get(subject.provider)
+    if wanted is not None and wanted.works is False:
+        yield fault(
+            "provider",
+            f"{subject.source} names the provider {wanted.name}, which cannot run here: "
+            f"{wanted.reason}",
+        )
+    idle = facts.has_gpu and expects.provider == "cpu" and subject.provider == "auto"
+    if artifact is not None and idle and not outlook.misfits:
+        reasons = "; ".join(
+            f"{each.name}: {each.reason}" for each in expects.providers if each.works is False
+        )
+        yield warning(
+            "model",
+            f"The model ({expects.dialect} {expects.precision}) would run on the CPU, although "
+            f"there is a GPU{': ' if reasons else '.'}{reasons}",
+            export,
+        )

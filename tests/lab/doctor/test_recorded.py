@@ -1,0 +1,114 @@
+"""The doctor over machines that people showed in public threads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pilotfish.base.errors import ConfigError
+from pilotfish.lab.doctor.examination import Examination
+from pilotfish.lab.doctor.machine import recorded_machine
+from tests.support.machines import RECORDINGS, examined, mends, subjects
+
+# Recording → what is wrong (subjects of faults, and of warnings), and some of its facts.
+WRONG: dict[str, tuple[set[str], set[str], dict[str, object]]] = {
+    "agx-orin-balena": (set(), set(), {"l4t": "36.3.0", "power_mode": "MAXN"}),
+    "agx-orin-jetpack-6": (set(), set(), {"board_name": "agx-orin", "jetpack": "6.2.1"}),
+    "agx-orin-without-cuda": (set(), {"JetPack"}, {"board_name": "agx-orin", "jetpack": "6.0"}),
+    "nano": (set(), set(), {"memory_bytes": 3956 << 20, "tegra": True}),
+    "orin-nano-15w": (
+        {"ONNX Runtime"},
+        set(),
+        {"board_name": "orin-nano", "tensorrt_libraries": "10.3.0.30", "power_mode": "15W"},
+    ),
+    "orin-nano-jetpack-5": ({"JetPack"}, set(), {"board_name": "orin-nano", "l4t": "35.5.0"}),
+    "orin-nx-15w": (set(), {"power mode"}, {"board_name": "orin-nx-8gb", "jetpack": "6.2"}),
+    "orin-nx-jetpack-5": ({"JetPack"}, set(), {"jetpack": "5.1.4", "cuda": "11.8"}),
+    "orin-wrong-clock": (set(), {"clock"}, {"time": "2025-03-29T09:37:23+00:00"}),
+    "raspberry-pi-4": ({"ONNX Runtime"}, set(), {"machine": "aarch64", "python": "3.11.2"}),
+    "rtx-laptop": ({"GPU"}, set(), {"driver": "595.71.05", "compute": "8.6"}),
+    "rtx-two-wheels": ({"ONNX Runtime"}, set(), {"driver_cuda": "12.2", "board_name": "rtx"}),
+    "thor-jetpack-7": (set(), set(), {"board_name": "thor", "jetpack": "7.0", "soc": "tegra264"}),
+    "xavier-nx": ({"board"}, set(), {"soc": "tegra194", "jetpack": "5.1.1"}),
+}
+
+
+def examination_of(name: str) -> Examination:
+    return examined(recorded_machine(RECORDINGS / f"{name}.toml"))
+
+
+def test_every_recording_is_expected() -> None:
+    assert {path.stem for path in RECORDINGS.glob("*.toml")} == WRONG.keys()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_and_nothing_else_is_found(name: str) -> None:
+    faults, warnings, facts = WRONG[name]
+    examination = examination_of(name)
+    assert subjects(examination, "fault") == faults
+    assert subjects(examination, "warning") == warnings
+    for fact, value in facts.items():
+        assert getattr(examination.machine, fact) == value, fact
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_nothing_of_this_machine_gets_into_a_recording(name: str) -> None:
+    machine = examination_of(name).machine
+    assert machine.pilotfish is None
+    assert machine.disks == ()
+    assert machine.open_files is None
+    assert machine.absent is None
+    assert machine.board_name != "cpu"
+
+
+def test_an_empty_recording_knows_nothing_and_finds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "empty.toml"
+    path.write_text("")
+    examination = examined(recorded_machine(path))
+    assert msgspec.to_builtins(examination.machine) == {}
+    assert examination.findings == ()
+    assert {each.works for each in examination.expects.providers} <= {None, False}
+
+
+def test_of_two_wheels_on_a_board_its_own_one_is_kept() -> None:
+    (mend,) = mends(examination_of("orin-nano-15w"), "ONNX Runtime")
+    assert mend is not None
+    assert mend.startswith("pip uninstall -y onnxruntime && ")
+    (mend,) = mends(examination_of("rtx-two-wheels"), "ONNX Runtime")
+    assert mend is not None
+    assert mend.endswith("pip install 'pilotfish[gpu]'")
+
+
+def test_a_board_of_unknown_memory_has_no_memory() -> None:
+    """An AGX Orin has 32 or 64 GB; of a Nano with one module number the memory is known."""
+    assert examination_of("agx-orin-jetpack-6").expects.board_bytes is None
+    expects = examination_of("orin-nx-15w").expects
+    assert expects.board_bytes is not None
+    assert expects.tokens_per_s_bound is not None
+
+
+def test_on_a_jetson_without_python_3_10_nothing_runs() -> None:
+    for name in ("xavier-nx", "orin-nano-jetpack-5", "orin-nx-jetpack-5"):
+        examination = examination_of(name)
+        assert {each.works for each in examination.expects.providers} == {False}
+        assert examination.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    "text", ["[commands", "files = 3", '[commands."x"]\nstatus = "?"', "[files]\na = 1"]
+)
+def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="no recorded machine"):
+        recorded_machine(path)
+
+
+def test_a_recording_writes_only_below_its_root(tmp_path: Path) -> None:
+    path = tmp_path / "machine.toml"
+    path.write_text('[files]\n"/../../../../tmp/h-pilotfish-doctor-escaped" = "x"\n')
+    machine = recorded_machine(path)
+    assert not Path("/tmp/h-pilotfish-doctor-escaped").exists()
+    assert (machine.root / "tmp/h-pilotfish-doctor-escaped").read_text() == "x"

@@ -1,0 +1,142 @@
+"""The self-test begins with the doctor, and `--share` prints a block without private names."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pilotfish.cli import main
+from pilotfish.lab.doctor import sharing
+from pilotfish.lab.doctor.sharing import scrub, shared_block
+from pilotfish.wire import keys
+from tests.support.commands import command
+
+PRIVATE = {
+    "a path": ("cannot open /home/alice/secret-project/model.onnx", "alice", "secret-project"),
+    "an address": ("tcp://edge.example.com:7077 refused", "example.com"),
+    "an address of IPv4": ("no answer from 192.168.17.4:22", "192.168.17.4"),
+    "addresses of IPv6": ("fe80::1c2b and 2001:db8:0:1:2:3:4:5", "fe80", "2001:db8"),
+    "a MAC": ("eth0 00:1b:44:11:3a:b7 up", "3a:b7"),
+    "mail": ("ask bob.builder@example.org", "bob.builder"),
+    "a serial number": ("Serial Number: 1421922013489", "1421922013489"),
+    "a UUID": ("GPU-6d9f7a3e-0c1b-4d2e-8f00-aa11bb22cc33 failed", "6d9f7a3e"),
+    "an invitation": ("pf1_AbCdEf-123 was used", "AbCdEf-123"),
+    "a token": ("Authorization hf_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789", "hf_AbCd"),
+}
+PUBLIC = (
+    "TensorRT cannot be imported: sudo apt install python3-libnvinfer",
+    "/usr/lib/aarch64-linux-gnu/libcudart.so.12 and /etc/nv_tegra_release",
+    "2026-11-28T12:39:19+00:00",
+    "Thu 1970-01-01 01:28:34",
+    "# R36 (release), REVISION: 4.3",
+    "logits 1 of 3: row 4, column 17, 1.5e-06",
+    "nvidia,p3768-0000+p3767-0005-super",
+    "opset24 fp16, growth",
+)
+
+
+def block(text: str) -> dict[str, Any]:
+    """Return the JSON in a block of Markdown."""
+    assert text.startswith("<details><summary>")
+    assert text.rstrip().endswith("</details>")
+    assert max(map(len, text.splitlines())) < 2000
+    payload: dict[str, Any] = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
+    return payload
+
+
+@pytest.mark.parametrize("kind", PRIVATE)
+def test_private_things_are_removed_wherever_they_are(kind: str) -> None:
+    text, *secrets = PRIVATE[kind]
+    results = {"findings": [{"reason": text}], "doctor": {"machine": {text: text}}}
+    shared = shared_block(results, "title")
+    for secret in secrets:
+        assert secret not in shared
+    assert block(shared)["findings"][0]["reason"] != text
+
+
+@pytest.mark.parametrize("text", PUBLIC)
+def test_what_names_nobody_stays(text: str) -> None:
+    assert scrub({"reason": text}) == {"reason": text}
+
+
+def test_versions_that_look_like_addresses_stay() -> None:
+    results = {
+        "packages": {"tensorrt": "10.3.0.30"},
+        "reason": "TensorRT 10.3.0.30 at 10.3.0.31",
+    }
+    assert scrub(results)["packages"] == {"tensorrt": "10.3.0.30"}
+    assert scrub(results)["reason"] == "TensorRT 10.3.0.30 at <address>"
+
+
+def test_keys_are_removed(tmp_path: Path) -> None:
+    public = keys.create(tmp_path, "device").read_text().split()
+    secret = (tmp_path / "device.key").read_text().split()
+    shared = shared_block({"reason": f"the keys {secret[-1]} and {public[-1]} differ"}, "title")
+    assert block(shared) == {"reason": "the keys <key> and <key> differ"}
+
+
+def test_names_of_host_and_user_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "node", lambda: "carols-robot.lan")
+    monkeypatch.setattr(getpass, "getuser", lambda: "carol77")
+    text = "carol77 on carols-robot.lan (CAROLS-ROBOT): carol77x stays"
+    assert scrub(text) == "<name> on <name> (<name>): carol77x stays"
+    monkeypatch.setattr(platform, "node", lambda: "orin")
+    assert scrub("Jetson Orin Nano") == "Jetson Orin Nano"
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
+                    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))  # fmt: skip
+def test_a_block_is_json_whatever_is_in_it(value: Any) -> None:
+    lines = list(sharing._break(json.dumps({"value": value}, ensure_ascii=False)))
+    assert json.loads("\n".join(lines)) == {"value": value}
+
+
+def test_the_page_begins_with_the_doctor_and_results_are_shared_later(tmp_path: Path) -> None:
+    out = tmp_path / "results.json"
+    done = subprocess.run(
+        command(
+            "selftest", "--quick", "--minutes", "0.0001", "--provider", "tensorrt", "--out", out
+        ),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("doctor: "), done.stderr
+    results = json.loads(out.read_text())
+    assert results["doctor"]["format"] == "pilotfish-doctor"
+    results["findings"] = [{"reason": PRIVATE["a path"][0]}]
+    out.write_text(json.dumps(results))
+    done = subprocess.run(
+        command("selftest", "--share", out), capture_output=True, text=True, check=True
+    )
+    payload = block(done.stdout)
+    assert payload["doctor"]["machine"]["python"] == results["doctor"]["machine"]["python"]
+    assert payload["findings"] == [{"reason": "cannot open <path>"}]
+
+
+def test_a_run_prints_only_the_block() -> None:
+    done = subprocess.run(
+        command("selftest", "--quick", "--minutes", "0.0001", "--provider", "tensorrt", "--share"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert block(done.stdout)["doctor"]["version"] == 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"findings": []', '{"findings": []}'])
+def test_a_file_that_has_no_results_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path = tmp_path / "none.json"
+    path.write_text(text)
+    assert main(["selftest", "--share", str(path)]) == 78
+    assert "no results" in capsys.readouterr().err
