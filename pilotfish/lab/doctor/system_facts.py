@@ -206,9 +206,13 @@ def _units(machine: Machine) -> Iterator[Unit]:
                 name=values["Id"],
                 state=values.get("ActiveState", ""),
                 result=values.get("Result", ""),
-                status=int(values.get("ExecMainStatus") or 0),
-                restarts=int(values.get("NRestarts") or 0),
+                status=_count(values.get("ExecMainStatus")),
+                restarts=_count(values.get("NRestarts")),
             )
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text is not None and re.fullmatch(r"\d{1,9}", text) else 0
 
 
 def _synchronised(machine: Machine) -> bool | None:
