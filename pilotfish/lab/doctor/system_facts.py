@@ -170,7 +170,7 @@ def _disks() -> Iterator[Disk]:
         (Path("/") / HOME, "installed versions"),
         (Path("/var/cache/pilotfish"), "the service's cache"),
     ):
-        place = next(path for path in (folder, *folder.parents) if path.exists())
+        place = next(path for path in (folder, *folder.parents) if os.path.exists(path))
         with suppress(OSError):
             usage, device = shutil.disk_usage(place), place.stat().st_dev
             if device not in devices:
@@ -245,7 +245,7 @@ def _unread() -> Iterator[str]:
     """Yield what this user may not read."""
     for place, content in _OF_ROOT.items():
         path = Path("/") / place
-        if path.exists() and not os.access(path, os.R_OK):
+        if os.path.exists(path) and not os.access(path, os.R_OK):
             yield f"/{place} ({content})"
     for node in gpu_nodes():
         if not os.access(node, os.R_OK | os.W_OK):
