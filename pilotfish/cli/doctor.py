@@ -1,6 +1,7 @@
 """``pilotfish doctor``: what this machine is, what will run on it, and what is wrong with it."""
 
 import argparse
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -115,7 +116,7 @@ def _diagnose(machine: Machine, config: Path | None, role: Role | None) -> Diagn
     roles: tuple[Role, ...] = (role,) if role is not None else get_args(Role)
     for end in roles if machine.process is not None else ():
         path = _CONFIGURATION / f"{end}.toml"
-        if path.exists():
+        if os.access(path, os.R_OK):  # else it is listed as unread, if it is there
             try:
                 return examine(machine, _subject(read_settings(path), path, end))
             except ConfigError as error:

@@ -22,7 +22,7 @@ print(own, *sorted(heavy & {loaded.split(".")[0] for loaded in sys.modules}))
 PACKAGES = (
     *("pilotfish.speculation", "pilotfish.wire", "pilotfish.engines", "pilotfish.device_runtime"),
     *("pilotfish.edge_runtime", "pilotfish.lab.field", "pilotfish.lab.judge"),
-    *("pilotfish.lab.selftest", "pilotfish.cli"),
+    *("pilotfish.lab.selftest", "pilotfish.lab.doctor", "pilotfish.cli"),
 )
 
 

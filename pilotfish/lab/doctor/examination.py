@@ -7,7 +7,9 @@ from typing import Literal
 
 from msgspec import Struct
 
+from pilotfish.boards.gpu_forms import TENSORRT, TENSORRT_RTX
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.engine_errors import EngineError
 from pilotfish.lab.doctor.board_rules import board_findings
 from pilotfish.lab.doctor.facts import MachineFacts, read_facts
@@ -18,6 +20,7 @@ from pilotfish.lab.doctor.outlook import Expects, Outlook, Subject, look_ahead
 from pilotfish.lab.doctor.system_rules import system_findings
 
 VERSION = 1
+ENGINES = (TENSORRT, TENSORRT_RTX)  # providers that run only engines that were built before
 # exit codes of `pilotfish doctor` by the worst finding; 2 is argparse's
 EXIT_CODES = {"fault": 3, "warning": 1, "note": 0}
 
@@ -76,10 +79,9 @@ def _outlook_findings(
 ) -> Iterator[Finding]:
     """Yield what is wrong with the model on this machine."""
     expects = outlook.expects
-    export = expects.advice and expects.advice.replace("MODEL", expects.model or "MODEL")
     for misfit in outlook.misfits:
         yield (fault if misfit.kind == "too-large" else warning)(
-            "model", misfit.message, export if misfit.kind == "idle-gpu" else None
+            "model", misfit.message, expects.advice if misfit.kind == "idle-gpu" else None
         )
     works = {each.name: each for each in expects.providers}
     wanted = works.get(subject.provider)
@@ -98,5 +100,18 @@ def _outlook_findings(
             "model",
             f"The model ({expects.dialect} {expects.precision}) would run on the CPU, although "
             f"there is a GPU{': ' if reasons else '.'}{reasons}",
-            export,
+            expects.advice,
         )
+    elif artifact is not None and expects.provider in ENGINES and not _engines(artifact):
+        yield warning(
+            "engine",
+            f"{expects.provider} needs an engine of the model, and none is in the artifact or in "
+            "the cache: until it is built, the model runs on the CPU.",
+            f"pilotfish export engine {artifact.path} --provider {expects.provider}",
+        )
+
+
+def _engines(artifact: Artifact) -> bool:
+    """Return whether there are engines, in the artifact or of any model in the cache."""
+    folders = (artifact.path / "engines", cache_directory() / "engines")
+    return any(True for folder in folders for _ in folder.glob("**/*.engine"))

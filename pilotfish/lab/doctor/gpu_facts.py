@@ -63,7 +63,9 @@ def gpu_facts(machine: Machine) -> dict[str, Any]:
         "cards": _cards(machine),
         "gpu_devices": tuple(str(node) for node in gpu_nodes(machine.root / "dev")),
         "gpu_memory_bytes": _memory(row, table),
-        "compute": cuda.get("compute") or row.get("compute") or _compute_of(gpus),
+        "compute": cuda.get("compute")
+        or _first(r"^(\d{1,3}\.\d)$", row.get("compute", ""))
+        or _compute_of(gpus),
         "driver": _driver(machine, row, table),
         "driver_cuda": _first(r"CUDA Version:\s*([\d.]+)", table) or cuda.get("cuda of the driver"),
         "gpu_problem": problem[0].strip() if problem else _missing_tool(machine),

@@ -142,7 +142,7 @@ def look_ahead(facts: MachineFacts, subject: Subject, artifact: Artifact | None)
         slots=subject.slots,
         providers=outlooks,
         provider=_choose(outlooks, shape, subject.provider, facts),
-        advice=None if board is None else f"pilotfish export model MODEL --board {board.name}",
+        advice=_advice(board, jetpack, subject, shape),
         weights_bytes=shape.weights_bytes,
         kv_bytes=None if expected is None else expected.kv_bytes,
         runtime_bytes=None if expected is None else expected.runtime_bytes,
@@ -180,6 +180,19 @@ def form_problem(provider: str, shape: ModelShape, facts: MachineFacts) -> str |
     return why_not(
         ours, shape.dialect, shape.precision, states=shape.states, tensorrt=version or None
     )
+
+
+def _advice(
+    board: Board | None, jetpack: str | None, subject: Subject, shape: ModelShape
+) -> str | None:
+    """Return the command that exports a model for the board."""
+    if board is None:
+        return None
+    model = "default" if shape.name == _DEFAULT.name else "MODEL"
+    words = f"pilotfish export model {model} --board {board.name}"
+    words += f" --jetpack {jetpack}" if jetpack is not None else ""
+    words += " --role edge" if subject.role == "edge" else ""
+    return f"{words} --out FOLDER"
 
 
 def _choose(

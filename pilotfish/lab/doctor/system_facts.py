@@ -170,7 +170,7 @@ def _disks() -> Iterator[Disk]:
         (Path("/") / HOME, "installed versions"),
         (Path("/var/cache/pilotfish"), "the service's cache"),
     ):
-        place = next(path for path in (folder, *folder.parents) if path.exists())
+        place = next(path for path in (folder, *folder.parents) if os.path.exists(path))
         with suppress(OSError):
             usage, device = shutil.disk_usage(place), place.stat().st_dev
             if device not in devices:
@@ -206,9 +206,13 @@ def _units(machine: Machine) -> Iterator[Unit]:
                 name=values["Id"],
                 state=values.get("ActiveState", ""),
                 result=values.get("Result", ""),
-                status=int(values.get("ExecMainStatus") or 0),
-                restarts=int(values.get("NRestarts") or 0),
+                status=_count(values.get("ExecMainStatus")),
+                restarts=_count(values.get("NRestarts")),
             )
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text is not None and re.fullmatch(r"\d{1,9}", text) else 0
 
 
 def _synchronised(machine: Machine) -> bool | None:
@@ -241,7 +245,7 @@ def _unread() -> Iterator[str]:
     """Yield what this user may not read."""
     for place, content in _OF_ROOT.items():
         path = Path("/") / place
-        if path.exists() and not os.access(path, os.R_OK):
+        if os.path.exists(path) and not os.access(path, os.R_OK):
             yield f"/{place} ({content})"
     for node in gpu_nodes():
         if not os.access(node, os.R_OK | os.W_OK):

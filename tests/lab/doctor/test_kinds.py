@@ -8,13 +8,19 @@ import pytest
 
 from pilotfish.lab.doctor.commands import Output
 from pilotfish.lab.doctor.machine import PROBE, UNITS
-from tests.support.machines import ORIN_NANO, examined, machine_of, mends, subjects
+from pilotfish.lab.doctor.outlook import Subject
+from tests.conftest import Pair
+from tests.support.machines import ORIN_NANO, examined, machine_of, mends, plant, subjects
 
 RTX = {
     "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14\n",
     "proc/driver/nvidia/gpus/0000:01:00.0/information": "Model: \t\t NVIDIA GeForce RTX 4090\n",
     "proc/meminfo": "MemTotal: 64000000 kB\n",
 }
+ABLE = (
+    '{"packages": {"onnxruntime-gpu": "1.31.1"}, "tensorrt": "10.16.2", "absent": '
+    '{"tensorrt": "", "tensorrt-rtx": "none", "tensorrt-ep": "", "cuda": "", "cpu": ""}}'
+)
 SMI = """\
 | NVIDIA-SMI 550.54.14      Driver Version: 550.54.14      CUDA Version: 12.4     |
 |   0  NVIDIA H100 80GB HBM3          On  |   00000000:1B:00.0 Off |                    0 |
@@ -281,3 +287,37 @@ def test_few_files_no_huge_pages_and_another_locale(tmp_path: Path) -> None:
 def test_a_gpu_that_this_user_may_not_use(tmp_path: Path) -> None:
     machine = machine_of(tmp_path, ORIN_NANO, unread=("/dev/nvhost-gpu (the GPU)",))
     assert mends(examined(machine), "GPU") == ["sudo usermod -aG video,render $USER"]
+
+
+def test_an_artifact_that_leaves_the_gpu_idle_is_told_with_the_export(
+    tmp_path: Path, pair: Pair
+) -> None:
+    """The drafter of the tests is in opset24: TensorRT 10.3 of JetPack 6.2 does not read it."""
+    subject = Subject(model=pair.draft, source="device.toml")
+    machine = machine_of(tmp_path, ORIN_NANO, {"dpkg-query -W": "libnvinfer10\t10.3.0.30-1\n"})
+    examination = examined(machine, subject)
+    (mend,) = mends(examination, "model")
+    assert mend == "pilotfish export model MODEL --board orin-nano --jetpack 6.2 --out FOLDER"
+    assert examination.expects.provider != "tensorrt"
+
+
+def test_tensorrt_without_an_engine_is_told(
+    tmp_path: Path, pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PILOTFISH_CACHE", str(tmp_path / "cache"))
+    outputs = {"nvidia-smi": SMI.replace("H100 80GB HBM3", "L40"), PROBE: ABLE}
+    subject = Subject(model=pair.draft, source="device.toml")
+    examination = examined(machine_of(tmp_path, RTX, outputs), subject)
+    assert examination.expects.provider == "tensorrt"
+    assert mends(examination, "engine") == [
+        f"pilotfish export engine {pair.draft} --provider tensorrt"
+    ]
+    plant(tmp_path, {"cache/engines/x/y.engine": ""})
+    assert not mends(examined(machine_of(tmp_path, RTX, outputs), subject), "engine")
+
+
+def test_a_model_larger_than_the_board_is_a_fault(tmp_path: Path, pair: Pair) -> None:
+    files = ORIN_NANO | {"proc/meminfo": "MemTotal: 400 kB\n"}
+    subject = Subject(model=pair.draft, source="device.toml")
+    examination = examined(machine_of(tmp_path, files), subject)
+    assert "model" in subjects(examination, "fault")
