@@ -33,8 +33,8 @@ def warn_before_load(artifact: Artifact, context: int | None = None) -> tuple[Mi
     board = _this_board()
     if board is None:
         return ()
-    found = [each for each in misfits(board, artifact, context=context) if each.kind == "too-large"]
-    return _warn(found)
+    speaking_against = misfits(board, artifact, context=context)
+    return _warn([each for each in speaking_against if each.kind == "too-large"])
 
 
 def warn_of_idle_gpu(artifact: Artifact, idle: IdleGpu | None) -> tuple[Misfit, ...]:
