@@ -7,7 +7,6 @@ A board is a name for `--board`. Some boards are made with several memories: the
 
 from __future__ import annotations
 
-from functools import cache
 from importlib import resources
 from typing import Annotated
 
@@ -66,7 +65,8 @@ class Board(Struct, frozen=True, kw_only=True):
         jetpacks: versions of JetPack that run on it and that we support, oldest first.
         gpu: whether it has a GPU.
         integrated: whether the GPU uses the system's memory.
-        tree: entries of `compatible` in its device tree, each the name of a module.
+        tree: entries of `compatible` in its device tree that name the module.
+        prefixes: beginnings of entries that name its family; the memory tells the boards apart.
         sources: name of the attribute → address of the page that states it.
         derived: name of the attribute → how it follows from that page, if the page does not state
             it.
@@ -85,6 +85,7 @@ class Board(Struct, frozen=True, kw_only=True):
     gpu: bool
     integrated: bool
     tree: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
     sources: dict[str, str] = {}
     derived: dict[str, str] = {}
 
@@ -115,6 +116,8 @@ class _Family(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     aliases: tuple[str, ...] = ()
     compute: tuple[Figure, ...] = ()
     jetpacks: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
+    prefixes_source: _Url | None = None
     modules: Annotated[tuple[_Module, ...], Meta(min_length=1)]
 
     def boards(self, name: str) -> list[Board]:
@@ -133,6 +136,8 @@ class _Family(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             sources["compute"] = self.compute[0].source
         if module.tree_source is not None:
             sources["tree"] = module.tree_source
+        if self.prefixes_source is not None:
+            sources["prefixes"] = self.prefixes_source
         first = module is self.modules[0]
         return Board(
             name=family if first else module.name,
@@ -150,6 +155,7 @@ class _Family(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             gpu=self.gpu,
             integrated=self.integrated,
             tree=module.tree,
+            prefixes=self.prefixes,
             sources=sources,
             derived={name: each.derived for name, each in stated.items() if each.derived},
         )
@@ -169,8 +175,7 @@ class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     boards: dict[str, _Family]
 
 
-@cache
-def _file() -> _File:
+def _read_file() -> _File:
     data = (resources.files("pilotfish.boards") / "boards.toml").read_bytes()
     return msgspec.toml.decode(data, type=_File)
 
@@ -181,12 +186,6 @@ def _bytes(gib: Figure | None) -> int | None:
 
 def _number(figure: Figure | None) -> float | None:
     return None if figure is None else float(figure.value)
-
-
-@cache
-def _all_boards() -> dict[str, Board]:
-    listed = (board for name, each in _file().boards.items() for board in each.boards(name))
-    return {board.name: board for board in listed}
 
 
 def _jetpack(version: str, parts: _JetPackParts) -> JetPack:
@@ -200,11 +199,14 @@ def _jetpack(version: str, parts: _JetPackParts) -> JetPack:
     )
 
 
+_FILE = _read_file()
 JETPACKS: dict[str, JetPack] = {
-    version: _jetpack(version, parts) for version, parts in _file().jetpacks.items()
+    version: _jetpack(version, parts) for version, parts in _FILE.jetpacks.items()
 }
 # every board, also those of another memory than the developer kit's
-ALL_BOARDS: dict[str, Board] = _all_boards()
+ALL_BOARDS: dict[str, Board] = {
+    board.name: board for name, family in _FILE.boards.items() for board in family.boards(name)
+}
 # the boards by their plain names
 BOARDS: dict[str, Board] = {
     name: board for name, board in ALL_BOARDS.items() if name == board.family

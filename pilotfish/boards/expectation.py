@@ -87,12 +87,12 @@ def expect(
     """
     shape = model if isinstance(model, ModelShape) else shape_of(model)
     positions = min(context or shape.context, shape.context)
-    element = 2 if shape.precision == "fp16" else 4
-    kv_bytes = element * shape.kv_elements(positions, slots)
-    apart = shape.dialect == "opset17" and board.gpu and bool(board.jetpacks)
+    kv_bytes = shape.kv_bytes(positions, slots)
+    # TensorRT may not write a buffer that it reads by ScatterND: docs/engines.md
+    apart = board.gpu and shape.dialect == "opset17"
     read = None
     if shape.read_bytes is not None:
-        read = shape.read_bytes + element * shape.kv_elements(positions // 2, 1)
+        read = shape.read_bytes + shape.kv_bytes(positions // 2, 1)
     return Expectation(
         weights_bytes=shape.weights_bytes,
         kv_bytes=2 * kv_bytes if apart else kv_bytes,

@@ -53,7 +53,7 @@ def why_not(
     if provider == CUDA or dialect == "opset17":
         return None
     name = "TensorRT" if tensorrt is None else f"TensorRT {tensorrt}"
-    if not _knows_opset24(tensorrt):
+    if not knows_opset24(tensorrt):
         return f"{name} does not know the dialect {dialect}, which needs 10.15"
     if dialect == "opset24" and precision not in FLOATS:
         return f"{name} takes quantised weights only in the dialect tensorrt"
@@ -88,5 +88,6 @@ def idle_reasons(
     return reasons
 
 
-def _knows_opset24(tensorrt: str | None) -> bool:
+def knows_opset24(tensorrt: str | None) -> bool:
+    """Whether this version of TensorRT knows the operators of opset 24; None: a recent version."""
     return tensorrt is None or tuple(map(int, tensorrt.split(".")[:2])) >= OPSET24_FROM

@@ -17,19 +17,14 @@ from typing import Literal
 
 from msgspec import Struct
 
-from pilotfish.base.errors import PilotfishError, UnsupportedError
+from pilotfish.base.errors import UnsupportedError
 from pilotfish.boards.board import JETPACKS, Board
-from pilotfish.boards.gpu_forms import CPU, gpu_providers, idle_reasons, why_not
+from pilotfish.boards.expectation import expect
+from pilotfish.boards.gpu_forms import CPU, FLOATS, gpu_providers, knows_opset24, why_not
+from pilotfish.boards.misfit import Misfit, MisfitError, longest_context, misfits
 from pilotfish.boards.shape import ModelShape
 
 Role = Literal["device", "edge"]
-
-
-class MisfitError(PilotfishError):
-    """A model that a board cannot run, or that would leave its GPU idle."""
-
-    code = "misfit"
-    exit_code = 65
 
 
 class Wishes(Struct, frozen=True, kw_only=True):
@@ -54,6 +49,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
         context: positions; None = the model's.
         providers: the providers that run it, best first.
         reasons: why, a sentence each.
+        warnings: what speaks against it without refusing it, a sentence each.
     """
 
     dialect: str
@@ -61,6 +57,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     context: int | None
     providers: tuple[str, ...]
     reasons: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 def recipe(
@@ -69,6 +66,7 @@ def recipe(
     jetpack: str | None = None,
     role: Role = "device",
     model: ModelShape | None = None,
+    slots: int = 1,
     wishes: Wishes = NO_WISHES,
 ) -> Recipe:
     """Return the recipe for a board.
@@ -76,38 +74,53 @@ def recipe(
     Args:
         jetpack: the board's JetPack; None: any that the board can have.
         role: a device runs a drafter, an edge a target.
-        model: sizes of the model; None: a model of floats without recurrent states.
+        model: sizes of the model; None: a model of floats, of no particular size.
+        slots: sequences at a time.
 
     Raises:
-        MisfitError: if the board's GPU cannot run what the caller states.
+        MisfitError: if the model does not fit, or if the board's GPU cannot run it in the form that
+            the caller states, and the caller does not accept the CPU.
         UnsupportedError: if the board does not run this JetPack.
     """
     check_jetpack(board, jetpack)
-    states = model is not None and model.states
-    blocks = model.blocks if model is not None else ()
-    if not board.gpu or wishes.cpu or states:
-        dialect, precision, reasons = _for_cpu(role, blocks)
-        if board.gpu and states and not wishes.cpu:
-            raise MisfitError(_states_sentence(board, model))
-    else:
-        dialect, precision, reasons = _for_gpu(board, jetpack, role, blocks)
+    shape = model if model is not None else ModelShape(name="the model", context=1)
+    on_gpu = board.gpu and not wishes.cpu
+    choose = _for_gpu if on_gpu else _for_cpu
+    dialect, precision, reasons = choose(board, jetpack, role, shape)
     if wishes.dialect is not None or wishes.precision is not None:
-        dialect, precision = _wished(wishes, dialect, precision)
-        reasons = (f"{dialect} in {precision}, as you stated.",)
-    if board.gpu and not wishes.cpu:
-        idle = idle_reasons(board, dialect, precision, states=states, jetpack=jetpack)
-        versions = (jetpack,) if jetpack is not None else board.jetpacks or ("",)
-        if len(idle) == len(versions):
-            raise MisfitError(
-                _idle_sentence(board, dialect, precision, idle, jetpack, role, blocks)
-            )
+        dialect, precision = _combine(wishes, dialect, precision)
+        reasons = [f"{dialect} in {precision}, as stated."]
+    form = shape.in_form(dialect, precision)
+    context = wishes.context
+    listed = _misfits(board, form, context, slots, jetpack, on_gpu)
+    if context is None and [each.kind for each in listed if each.refuses] == ["too-large"]:
+        context = longest_context(expect(board, form, slots=slots)) or None
+        if context is not None:
+            reasons.append(f"context {context}: a longer one does not fit into the memory.")
+            listed = _misfits(board, form, context, slots, jetpack, on_gpu)
+    for each in listed:
+        if each.refuses:
+            raise MisfitError(each.message)
     return Recipe(
         dialect=dialect,
         precision=precision,
-        context=wishes.context,
-        providers=_providers(board, dialect, precision, states, jetpack, wishes),
+        context=context,
+        providers=_providers(board, form, jetpack) if on_gpu else (CPU,),
         reasons=tuple(reasons),
+        warnings=tuple(each.message for each in listed),
     )
+
+
+def _misfits(
+    board: Board,
+    form: ModelShape,
+    context: int | None,
+    slots: int,
+    jetpack: str | None,
+    on_gpu: bool,
+) -> list[Misfit]:
+    every = misfits(board, form, context=context, slots=slots, jetpack=jetpack)
+    return [each for each in every if on_gpu or each.kind in {"too-large", "smaller-board"}]
 
 
 def check_jetpack(board: Board, jetpack: str | None) -> None:
@@ -122,131 +135,87 @@ def check_jetpack(board: Board, jetpack: str | None) -> None:
 
 
 def _for_gpu(
-    board: Board, jetpack: str | None, role: Role, blocks: tuple[str, ...]
-) -> tuple[str, str, tuple[str, ...]]:
+    board: Board, jetpack: str | None, role: Role, shape: ModelShape
+) -> tuple[str, str, list[str]]:
     """Return dialect, precision and reasons for the board's GPU."""
     if not board.jetpacks:
-        return (
-            "opset24",
-            "fp16",
-            ("opset24 in fp16: TensorRT for RTX and ONNX Runtime's CUDA provider both run it.",),
-        )
-    oldest = min(
-        (jetpack,) if jetpack else board.jetpacks, key=lambda v: tuple(map(int, v.split(".")))
-    )
-    tensorrt = JETPACKS[oldest].tensorrt
-    if why_not("tensorrt", "opset24", "fp16", states=False, tensorrt=tensorrt):
-        reason = (
-            f"opset17 in fp16: TensorRT {tensorrt} of JetPack {oldest} knows no operator of opset "
-            "24, and takes quantised weights in no dialect of ours."
-        )
-        reasons = [reason]
-        if jetpack is None and len(board.jetpacks) > 1:
-            others = " and ".join(each for each in board.jetpacks if each != oldest)
+        reason = "TensorRT for RTX and ONNX Runtime's CUDA provider both run it."
+        return "opset24", "fp16", [f"opset24 in fp16: {reason}"]
+    oldest = jetpack or board.jetpacks[0]
+    name = f"TensorRT {JETPACKS[oldest].tensorrt} of JetPack {oldest}"
+    if not knows_opset24(JETPACKS[oldest].tensorrt):
+        reasons = [
+            f"opset17 in fp16: {name} knows no operator of opset 24, and takes quantised weights "
+            "in no dialect of ours."
+        ]
+        if jetpack is None:
+            newest = board.jetpacks[-1]
             reasons.append(
-                f"It runs on JetPack {others}, too; with --jetpack {board.jetpacks[-1]} the "
-                "weights can be quantised."
+                f"It also runs on JetPack {newest}, where --jetpack {newest} would allow quantised "
+                "weights."
             )
-        return "opset17", "fp16", tuple(reasons)
+        return "opset17", "fp16", reasons
     if role == "edge":
-        return (
-            "opset24",
-            "fp16",
-            (
-                f"opset24 in fp16: TensorRT {tensorrt} writes its keys and values in place, and a "
-                "target is not quantised.",
-            ),
-        )
-    precision = "stored" if blocks else "int4"
-    ending = f", and keeps the source's blocks ({', '.join(blocks)})" if blocks else ""
-    return (
-        "tensorrt",
-        precision,
-        (
-            f"tensorrt in {precision}: TensorRT {tensorrt} of JetPack {oldest} takes quantised "
-            f"weights in this dialect{ending}.",
-        ),
-    )
+        reason = f"{name} writes its keys and values in place, and targets are not quantised."
+        return "opset24", "fp16", [f"opset24 in fp16: {reason}"]
+    reason = f"tensorrt is the dialect in which {name} takes quantised weights"
+    if shape.blocks:
+        return "tensorrt", "stored", [f"{reason}; {_blocks(shape)}."]
+    return "tensorrt", "int4", [f"{reason}; int4 has the least to read per token."]
 
 
-def _for_cpu(role: Role, blocks: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
+def _for_cpu(
+    board: Board, jetpack: str | None, role: Role, shape: ModelShape
+) -> tuple[str, str, list[str]]:
     """Return dialect, precision and reasons for a CPU."""
+    dialect = "opset24"
     if role == "edge":
-        return (
-            "opset24",
-            "fp32",
-            ("opset24 in fp32: a target is not quantised, and fp16 saves a CPU no time.",),
-        )
-    if blocks:
-        return (
-            "contrib",
-            "stored",
-            (
-                f"contrib in stored: the source's blocks ({', '.join(blocks)}) stay as they are, "
-                "in the fastest operators for a CPU.",
-            ),
-        )
-    return (
-        "contrib",
-        "int8",
-        ("contrib in int8: the source has floats; 8 bits lose hardly any acceptance.",),
-    )
+        if jetpack is not None and not knows_opset24(JETPACKS[jetpack].tensorrt):
+            dialect = "opset17"  # its Python has no ONNX Runtime for opset 24
+        return dialect, "fp32", [f"{dialect} in fp32: targets are not quantised."]
+    reason = "contrib has the fastest operators for one sequence on a CPU"
+    if shape.states:
+        return "contrib", "int8", [f"{reason}; int8 loses hardly any acceptance."]
+    if shape.blocks:
+        return "contrib", "stored", [f"{reason}; {_blocks(shape)}."]
+    return "contrib", "int8", [f"{reason}; int8 loses hardly any acceptance."]
 
 
-def _wished(wishes: Wishes, dialect: str, precision: str) -> tuple[str, str]:
-    """Return what the caller states, and for the rest the board's choice where the two agree."""
-    if wishes.precision is None:
-        return str(wishes.dialect), "fp16" if wishes.dialect == "opset17" else precision
-    if wishes.dialect is None:
-        quantised = wishes.precision not in {"fp32", "fp16"}
+def _blocks(shape: ModelShape) -> str:
+    return f"stored keeps the source's blocks ({', '.join(shape.blocks)}) as they are"
+
+
+def _combine(wishes: Wishes, dialect: str, precision: str) -> tuple[str, str]:
+    """Return what the caller states, and the board's choice for what it leaves open."""
+    if wishes.dialect is not None and wishes.precision is None:
+        floats = wishes.dialect == "opset17" and precision not in FLOATS
+        return wishes.dialect, "fp16" if floats else precision
+    if wishes.dialect is None and wishes.precision is not None:
+        quantised = wishes.precision not in FLOATS
         if quantised and dialect in {"opset17", "opset24"}:
             dialect = "tensorrt"
+        elif not quantised and dialect == "contrib":
+            dialect = "opset24"
         return dialect, wishes.precision
-    return wishes.dialect, wishes.precision
+    return str(wishes.dialect), str(wishes.precision)
 
 
-def _providers(
-    board: Board,
-    dialect: str,
-    precision: str,
-    states: bool,
-    jetpack: str | None,
-    wishes: Wishes,
-) -> tuple[str, ...]:
-    """Return the providers that run the artifact."""
-    if not board.gpu or wishes.cpu:
-        return (CPU,)
-    version = jetpack or (board.jetpacks[-1] if board.jetpacks else None)
-    tensorrt = JETPACKS[version].tensorrt if version is not None else None
+def _providers(board: Board, form: ModelShape, jetpack: str | None) -> tuple[str, ...]:
+    """Return the providers of the board's GPU that run the artifact on each JetPack asked for."""
+    versions = (jetpack,) if jetpack is not None else board.jetpacks or (None,)
+    dialect, precision = str(form.dialect), str(form.precision)
     return tuple(
         provider
         for provider in gpu_providers(board)
-        if why_not(provider, dialect, precision, states=states, tensorrt=tensorrt) is None
-    )
-
-
-def _states_sentence(board: Board, model: ModelShape | None) -> str:
-    name = model.name if model is not None else "the model"
-    return (
-        f"{name} has recurrent states, which run only on the CPU so far, so the GPU of "
-        f"{board.title} would idle: choose a model without them, or accept the CPU with --cpu"
-    )
-
-
-def _idle_sentence(
-    board: Board,
-    dialect: str,
-    precision: str,
-    idle: dict[str, str],
-    jetpack: str | None,
-    role: Role,
-    blocks: tuple[str, ...],
-) -> str:
-    version, why = next(iter(idle.items()))
-    where = f" with JetPack {version}" if version else ""
-    good_dialect, good_precision, _ = _for_gpu(board, jetpack, role, blocks)
-    return (
-        f"The GPU of {board.title}{where} would idle with {dialect} in {precision}, because {why}: "
-        f"leave out --dialect and --precision (then {good_dialect} in {good_precision}), or accept "
-        "the CPU with --cpu"
+        if any(
+            why_not(
+                provider,
+                dialect,
+                precision,
+                states=form.states,
+                tensorrt=None if version is None else JETPACKS[version].tensorrt,
+            )
+            is None
+            for version in versions
+        )
     )
