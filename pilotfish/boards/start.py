@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pilotfish.boards.board import BOARDS, Board
 from pilotfish.boards.gpu_forms import CPU, idle_reasons
 from pilotfish.boards.misfit import Misfit, misfits
-from pilotfish.boards.recognition import recognise
+from pilotfish.boards.recognition import recognise, total_memory
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.gpus import IdleGpu, gpu_nodes
 from pilotfish.engines.manifest import Manifest
@@ -78,17 +78,7 @@ def _this_board() -> Board | None:
         return board
     if gpu_nodes():
         return None
-    return replace(BOARDS[CPU], title="this machine", memory_bytes=_memory_bytes())
-
-
-def _memory_bytes() -> int | None:
-    """Return the size of the memory that the kernel reports; None if it reports none."""
-    try:
-        lines = (_ROOT / "proc/meminfo").read_text().splitlines()
-        kib = next(line.split()[1] for line in lines if line.startswith("MemTotal:"))
-        return int(kib) * 1024
-    except (OSError, StopIteration, ValueError, IndexError):
-        return None
+    return replace(BOARDS[CPU], title="this machine", memory_bytes=total_memory(_ROOT))
 
 
 def _export_advice(manifest: Manifest, board: Board | None) -> str:

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from pilotfish.base.errors import PairMismatchError, UnsupportedError
 from pilotfish.base.tracing import Tracer, TracerProvider
+from pilotfish.boards.misfit import Misfit
 from pilotfish.boards.start import warn_before_load, warn_of_idle_gpu
 from pilotfish.bridge import Pair, Prompt, PromptInput, read_talk
 from pilotfish.device_runtime.answer_trace import AnswerTrace
@@ -136,7 +137,9 @@ class Device:
             if edge is not None:
                 self._link_group = LinkGroup(edge, load_keys(edge, keys))
                 self._link = self._dial(self._cancel_token)
-            self.misfits = () if source.artifact is None else warn_before_load(source.artifact)
+            self.misfits: tuple[Misfit, ...] = ()
+            if source.artifact is not None:
+                self.misfits = warn_before_load(source.artifact, context)
             drafter = source.load(provider=provider, threads=threads, context=context, lanes=lanes)
             if source.artifact is not None and drafter.execution is not None:
                 self.misfits += warn_of_idle_gpu(source.artifact, drafter.execution.idle_gpu)

@@ -154,7 +154,7 @@ def _load(
     options: TargetOptions, resources: EdgeResources, signals: Signals, stack: ExitStack
 ) -> _Loaded:
     """Open the target and the edge drafter, and measure the target's passes."""
-    warn_before_load(options.artifact)
+    warn_before_load(options.artifact, options.config.limits.context)
     target = open_target(options)
     stack.callback(target.close)
     warn_of_idle_gpu(options.artifact, target.idle_gpu)
