@@ -10,6 +10,7 @@ from pathlib import Path
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.boards.board import BOARDS, JETPACKS, Board
 from pilotfish.boards.expectation import expect
+from pilotfish.boards.export_command import export_command
 from pilotfish.boards.gpu_forms import CUDA, idle_reasons
 from pilotfish.boards.misfit import MisfitError, misfits
 from pilotfish.deploy.board_record import BoardRecord
@@ -66,7 +67,10 @@ def _lines(
         if cpu and misfit.kind == "idle-gpu":
             yield f"WARNING: {model} will run on the CPU, and the GPU will idle, as --cpu says"
         elif misfit.refuses:
-            raise MisfitError(f"{artifact.path}: {misfit.message}")
+            advice = ""
+            if misfit.kind == "idle-gpu" and artifact.manifest.states is None:
+                advice = f". The export: {export_command(artifact.manifest, board, jetpack)}"
+            raise MisfitError(f"{artifact.path}: {misfit.message}{advice}")
         else:
             yield f"WARNING: {misfit.message}"
     for line in expect(board, artifact).lines():
@@ -91,8 +95,7 @@ def _record_of_jetpack(
         )
         lines += [
             f"WARNING: {manifest.model} will run on the CPU of a Jetson with JetPack {jetpack}, "
-            f"and the GPU will idle, because {why}: export the model with --board BOARD --jetpack "
-            f"{jetpack}"
+            f"and the GPU will idle, because {why}: {export_command(manifest, None, jetpack)}"
             for why in idle.values()
         ]
     return BoardRecord(

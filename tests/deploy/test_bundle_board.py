@@ -51,7 +51,9 @@ def test_an_artifact_that_leaves_the_gpu_idle_is_refused_with_the_export_that_do
     assert run(artifacts / "contrib", tmp_path / "out", *words) == 65
     [line] = capsys.readouterr().err.splitlines()
     assert "idle, because tensorrt does not run the dialect contrib: " in line
-    assert f"--board {board} --jetpack 6.2" in line
+    assert line.endswith(
+        f"The export: pilotfish export model MODEL --board {board} --jetpack 6.2 --out DIR"
+    )
     assert "--cpu" in line
     assert not (tmp_path / "out").exists()
 
