@@ -20,7 +20,7 @@ from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cudart import Cuda, Gpu
 from pilotfish.engines.engine_errors import EngineFolderError, FormError
-from pilotfish.engines.tensorrt.build import EngineRequest, build_file
+from pilotfish.engines.tensorrt.build import EngineRequest, Progress, build_file
 from pilotfish.engines.tensorrt.cache import EngineCache
 from pilotfish.engines.tensorrt.engine_file import shipped_path
 from pilotfish.engines.tensorrt.library import RTX, STANDARD, Library
@@ -50,7 +50,7 @@ example:
   pilotfish export model default --out drafter --dialect opset17 --precision fp16
   pilotfish export engine drafter --context 2048
   pilotfish export engine --config /etc/pilotfish/device.toml
-  pilotfish export engine target --provider tensorrt-rtx --compute 8.6,8.9 --slots 4 --context 4096
+  pilotfish export engine target --provider tensorrt-rtx --slots 16 --context 2048
 
 exit codes: 0 all engines are built, or no engine can be built of the drafter of --config (a
 warning says why); 65 TensorRT cannot build one, or not for this compute capability; 66 no artifact;
@@ -93,7 +93,7 @@ class EngineBuildSettings(Struct, frozen=True, kw_only=True):
             Literal["artifact", "cache"],
             setting(
                 "where the engine goes: into the artifact's folder (default of tensorrt-rtx), or "
-                "into this machine's cache (default of tensorrt)"
+                "into this machine's cache (default of tensorrt, and with --config)"
             ),
         ]
         | None
@@ -134,7 +134,7 @@ def add_to(actions: Commands) -> None:
     """Register the action."""
     parser = actions.add_parser(
         "engine",
-        help="build TensorRT engines of artifacts, for this GPU",
+        help="build TensorRT engines of artifacts",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
@@ -167,6 +167,9 @@ def _run(args: argparse.Namespace) -> int:
             "--compute is of --provider tensorrt-rtx; tensorrt builds for this machine's GPU"
         )
     gpu = _target(library, settings.compute)
+    # a service may not write into its artifacts
+    travels = library.any_gpu and not settings.config
+    into = settings.into or ("artifact" if travels else "cache")
     report = []
     for artifact in artifacts:
         requests = [EngineRequest.for_gpu(gpu, artifact, slots, context, library)]
@@ -174,7 +177,8 @@ def _run(args: argparse.Namespace) -> int:
             requests.append(EngineRequest.for_head(gpu, artifact, library))
         for request in requests:
             try:
-                path, built = _build(request, settings.into)
+                with ProgressDisplay() as display:
+                    path, built = _build(request, into, display.show)
             except FormError as error:
                 if settings.config is None:
                     raise
@@ -215,19 +219,17 @@ def _target(library: Library, compute: Sequence[str]) -> Gpu:
     return Gpu("", check_targets(trt, compute) if compute else USUAL)
 
 
-def _build(request: EngineRequest, into: str | None) -> tuple[Path, bool]:
+def _build(request: EngineRequest, into: str, progress: Progress) -> tuple[Path, bool]:
     """Build an engine; return its file, and whether it was built now."""
-    library = request.library
-    with ProgressDisplay() as display:
-        if into == "artifact" or (into is None and library.any_gpu):
-            path = shipped_path(request.artifact, request.key)
-            _check_writable(path.parent)
-            return path, build_file(request, path, display.show)
-        if library.any_gpu:
-            path = EngineCache().path(request.key)
-            return path, build_file(request, path, display.show)
-        engine, built = ensure_engine(request, display.show)
-        return engine.path, built
+    if into == "artifact":
+        path = shipped_path(request.artifact, request.key)
+        _check_writable(path.parent)
+        return path, build_file(request, path, progress)
+    if request.library.any_gpu:
+        path = EngineCache().path(request.key)
+        return path, build_file(request, path, progress)
+    engine, built = ensure_engine(request, progress)
+    return engine.path, built
 
 
 def _check_writable(folder: Path) -> None:

@@ -71,11 +71,10 @@ class BoardRecord:
                 f"the bundle was made for {self.title}, but this machine is "
                 f"{machine.model or ' '.join(machine.tree)}: make a bundle with its own --board"
             )
-        release = machine.l4t
-        if self.l4t is not None and release and not f"{release}.".startswith(f"{self.l4t}."):
+        if self.l4t is not None and machine.l4t and not _is_same(self.l4t, machine.l4t):
             yield (
                 f"the bundle was made for JetPack {self.jetpack} (L4T {self.l4t}), but this system "
-                f"has L4T {release}: make a bundle with its own --jetpack"
+                f"has L4T {machine.l4t}: make a bundle with its own --jetpack"
             )
 
     def _is_board(self, tree: tuple[str, ...]) -> bool:
@@ -157,6 +156,15 @@ def _l4t(release: str | None) -> str:
     """Return the version in "R36 (release), REVISION: 4.3, …" as "36.4.3"; "" if there is none."""
     major, _, rest = (release or "").partition(" (release), REVISION: ")
     return f"{major.lstrip('R')}.{rest.partition(',')[0]}" if rest else ""
+
+
+def _is_same(wanted: str, version: str) -> bool:
+    """Return whether an L4T is the wanted one ("36.4"), or a later minor version of it."""
+    (major, minor), (its_major, its_minor) = (
+        (*each.split("."), "0")[:2] for each in (wanted, version)
+    )
+    later = minor.isdecimal() and its_minor.isdecimal() and int(its_minor) >= int(minor)
+    return major == its_major and later
 
 
 def _mebibytes(count: int) -> str:

@@ -10,6 +10,7 @@ of this needs neither a GPU nor TensorRT.
 from __future__ import annotations
 
 import hashlib
+import stat
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,6 +23,7 @@ from pilotfish.engines.engine_errors import EngineFileError
 from pilotfish.engines.manifest import Sha256, Size
 from pilotfish.engines.tensorrt.library import LIBRARIES, RTX, Library
 from pilotfish.engines.tensorrt.profiles import Profiles
+from pilotfish.engines.tensorrt.targets import USUAL
 
 SUFFIX = ".engine"
 FOLDER = "engines"  # the folder within an artifact
@@ -76,6 +78,10 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     sha256: Sha256
 
 
+class _NewerFileError(EngineFileError):
+    """An engine file of a version that only a newer Pilotfish reads."""
+
+
 class _AnyHeader(msgspec.Struct):
     """What the headers of all versions have."""
 
@@ -93,6 +99,11 @@ def shipped_path(artifact: Artifact, key: EngineKey) -> Path:
     return artifact.path / FOLDER / key.name
 
 
+def engine_files(artifact: Artifact) -> list[Path]:
+    """List all engine files in the artifact's folder."""
+    return sorted((artifact.path / FOLDER).glob(f"*{SUFFIX}"))
+
+
 def shipped_engines(artifact: Artifact, provider: str, *, head: bool = False) -> list[Path]:
     """List a provider's engine files in the artifact's folder; none that are the other kind's.
 
@@ -102,7 +113,7 @@ def shipped_engines(artifact: Artifact, provider: str, *, head: bool = False) ->
     other = engine_name(artifact, head=not head)
     return [
         path
-        for path in sorted((artifact.path / FOLDER).glob(f"*{SUFFIX}"))
+        for path in engine_files(artifact)
         if _library_by_name(path).provider == provider and _artifact_of(path) != other
     ]
 
@@ -128,17 +139,20 @@ def read_header(path: Path) -> Header:
         EngineFileError: if it is no engine file, was written by a newer Pilotfish, or is truncated.
     """
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for its writer
+            raise EngineFileError(f"{path} is not a file")
         with path.open("rb") as file:
             line = file.readline(HEADER_LIMIT)
-        whole = path.stat().st_size
     except OSError as error:
         raise EngineFileError(f"{path} cannot be read: {error.strerror}") from None
+    whole = status.st_size
     try:
         version = msgspec.json.decode(line, type=_AnyHeader).version
         if version > VERSION:
-            raise EngineFileError(
+            raise _NewerFileError(
                 f"{path} was written by a newer Pilotfish (version {version} of the file; this "
-                f"Pilotfish reads {VERSION}): update Pilotfish"
+                f"Pilotfish reads {VERSION})"
             )
         header = msgspec.json.decode(line, type=Header)
     except (ValueError, RecursionError):  # ValueError: msgspec's, or invalid UTF-8
@@ -192,19 +206,23 @@ def check_engine(
     Raises:
         EngineFileError: if it cannot; the message is one sentence with the command that mends it.
     """
-
     library = _library_by_name(path)
+    wanted, compute = _sizes(slots, context), USUAL
 
-    def unfit(problem: str, mend: str = "build it again", options: str = "") -> EngineFileError:
-        return EngineFileError(f"{problem}: {mend}: {library.command(artifact.path)}{options}")
+    def unfit(problem: str, mend: str = "build it again") -> EngineFileError:
+        command = build_command(library, artifact, slots, context, compute)
+        return EngineFileError(f"{problem}: {mend}: {command}")
 
     try:
         header = read_header(path)
+        key = header.key
+        slots, context, compute = max(slots, key.slots), max(context, key.context), key.compute
         if whole:
             _check_plan(path, header)
+    except _NewerFileError as error:
+        raise unfit(str(error), "update Pilotfish, or build it again") from None
     except EngineFileError as error:
         raise unfit(str(error), "copy the file again, or build it again") from None
-    key = header.key
     if key.provider != library.provider:
         raise unfit(f"{path} is named as an engine of {library.provider}, but is not")
     names = [engine_name(artifact, head=each) for each in (False, True) if head in {None, each}]
@@ -220,24 +238,34 @@ def check_engine(
             "build it again with the installed version",
         )
     if gpu is not None and not key.runs_on(gpu):
+        compute = gpu.compute
         target = f"{key.gpu}, " * bool(key.gpu) + f"compute capability {key.compute}"
         raise unfit(
             f"{path} was built for GPUs of {target}, and this machine's GPU, {gpu.name}, has "
-            f"{gpu.compute}",
-            options=f" --compute {gpu.compute}" * library.any_gpu,
+            f"{gpu.compute}"
         )
     if key.slots < slots or key.context < context:
         raise unfit(
-            f"{path} was built for {_sizes(key.slots, key.context)}, and "
-            f"{_sizes(slots, context)} are wanted",
+            f"{path} was built for {_sizes(key.slots, key.context)}, and {wanted} are wanted",
             "build a larger one",
-            f" --slots {max(slots, key.slots)} --context {max(context, key.context)}",
         )
     is_head = key.artifact != engine_name(artifact)
     profiles = Profiles.for_engine(artifact, key.slots, key.context, head=is_head)
     if key.profiles != profiles.digest:
         raise unfit(f"{path} was built by a Pilotfish that ran other shapes")
     return header
+
+
+def build_command(
+    library: Library, artifact: Artifact, slots: int, context: int, compute: str
+) -> str:
+    """Return the command that builds such an engine; the smallest and usual values are left out."""
+    return (
+        library.command(artifact.path)
+        + f" --slots {slots}" * (slots > 1)
+        + f" --context {context}" * (context > 1)
+        + f" --compute {compute}" * (library.any_gpu and compute != USUAL)
+    )
 
 
 def _library_by_name(path: Path) -> Library:

@@ -14,10 +14,12 @@ from pilotfish.engines.engine_errors import (
     EngineFileError,
     ProviderError,
 )
+from pilotfish.engines.gpus import gpu_nodes
 from pilotfish.engines.tensorrt.build import EngineRequest, Progress, build_file
 from pilotfish.engines.tensorrt.cache import EngineCache
 from pilotfish.engines.tensorrt.engine_file import (
     EngineKey,
+    build_command,
     check_engine,
     engine_name,
     read_header,
@@ -40,9 +42,17 @@ class LoadedEngine:
 
 
 def open_gpu(
-    library: Library, artifact: Artifact, slots: int, context: int, *, head: bool = False
+    library: Library,
+    artifact: Artifact,
+    slots: int,
+    context: int,
+    *,
+    head: bool = False,
+    whole: bool = True,
 ) -> Cuda:
     """Open the GPU on which a decoder's engine shall run.
+
+    whole: whether the plans of the artifact's engines are read if there is no GPU.
 
     Raises:
         EngineFileError: if there is no GPU, and the artifact's engines would not serve anyway.
@@ -50,10 +60,12 @@ def open_gpu(
     """
     try:
         return Cuda()
-    except CudaError:
-        fitting, faults = _shipped(library, artifact, None, slots, context, head=head, whole=True)
+    except CudaError as error:
+        fitting, faults = _shipped(library, artifact, None, slots, context, head=head, whole=whole)
         if faults and not fitting:
             raise faults[0] from None
+        if not gpu_nodes():
+            raise CudaError(f"this machine has no NVIDIA GPU ({error})") from None
         raise
 
 
@@ -206,16 +218,17 @@ def _load_shipped(request: EngineRequest, path: Path, key: EngineKey) -> LoadedE
         EngineFileError: if the file is damaged, or TensorRT refuses it.
     """
     library = request.library
-    command = library.command(request.artifact.path)
     try:
         plan = read_plan(path, read_header(path))
-    except EngineFileError as error:
-        raise EngineFileError(
-            f"{error}: copy the file again, or build it again: {command}"
-        ) from None
+    except EngineFileError:
+        check_engine(path, request.artifact)  # its sentence names the command that mends it
+        raise
     engine = EngineOnGpu.deserialize(library, plan, _kernels(request, key))
     if engine is None:
         reason = library.last_error() or "it says no reason"
+        command = build_command(
+            library, request.artifact, key.slots, key.context, request.gpu.compute
+        )
         raise EngineFileError(
             f"{library.title} refuses {path} ({reason}): build it again: {command}"
         )

@@ -66,6 +66,7 @@ def test_flash_says_what_bundle_said_and_keeps_the_record(root: Path, tmp_path: 
     ("release_line", "differs"),
     [
         ("# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic", False),
+        ("# R36 (release), REVISION: 5.0, GCID: 1, BOARD: generic", False),
         ("# R36 (release), REVISION: 3.0, GCID: 36923193, BOARD: generic", True),
         ("# R39 (release), REVISION: 2.0, GCID: 1, BOARD: generic", True),
         ("# of another form", False),
