@@ -63,16 +63,17 @@ def _lines(
 ) -> Iterator[str]:
     """Yield what to expect of an artifact on a board; raise `MisfitError` if it must not be."""
     model = artifact.manifest.model
+    if cpu:
+        yield f"WARNING: {model} will run on the CPU, and the GPU will idle, as --cpu says"
     for misfit in misfits(board, artifact, jetpack=jetpack, further=further):
-        if cpu and misfit.kind == "idle-gpu":
-            yield f"WARNING: {model} will run on the CPU, and the GPU will idle, as --cpu says"
-        elif misfit.refuses:
+        if cpu and misfit.kind in {"idle-gpu", "some-jetpacks"}:
+            continue
+        if misfit.refuses:
             advice = ""
             if misfit.kind == "idle-gpu" and artifact.manifest.states is None:
                 advice = f". The export: {export_command(artifact.manifest, board, jetpack)}"
             raise MisfitError(f"{artifact.path}: {misfit.message}{advice}")
-        else:
-            yield f"WARNING: {misfit.message}"
+        yield f"WARNING: {misfit.message}"
     for line in expect(board, artifact).lines():
         yield f"{model}: {line}"
 

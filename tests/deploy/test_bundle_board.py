@@ -125,6 +125,13 @@ def test_the_cpu_by_consent_is_said_loudly_and_configured(
     assert manifest.read(tmp_path / "out").python == "3.10"
 
 
+def test_the_cpu_is_said_loudly_also_of_what_the_gpu_could_run(artifacts: Path) -> None:
+    orin = board_named("orin-nano")
+    board = check_board(orin, "6.2", [artifacts / "opset17"], cpu=True)
+    assert board is not None
+    assert len([line for line in board.lines if "will run on the CPU" in line]) == 1
+
+
 def test_a_jetpack_without_a_board_is_a_warning(artifacts: Path) -> None:
     for form, warned in (("contrib", True), ("opset17", False), ("opset24", True)):
         board = check_board(None, "6.2", [artifacts / form])
