@@ -122,7 +122,7 @@ def _misfits(
     on_gpu: bool,
 ) -> list[Misfit]:
     every = misfits(board, form, context=context, slots=slots, jetpack=jetpack)
-    return [each for each in every if on_gpu or each.kind in {"too-large", "smaller-board"}]
+    return [each for each in every if on_gpu or each.kind not in {"idle-gpu", "some-jetpacks"}]
 
 
 def check_jetpack(board: Board, jetpack: str | None) -> None:
