@@ -24,7 +24,8 @@ from pathlib import Path
 import zmq
 
 from pilotfish.base.errors import KeysError, UnsupportedError
-from pilotfish.deploy import manifest, signatures, wheelhouse
+from pilotfish.deploy import board_record, manifest, signatures, wheelhouse
+from pilotfish.deploy.board_record import BoardRecord
 from pilotfish.deploy.errors import BundleError
 from pilotfish.deploy.install import ARTIFACTS
 from pilotfish.deploy.manifest import BundleManifest, Progress
@@ -34,8 +35,6 @@ from pilotfish.wire import keys
 from pilotfish.wire.address import require_address, require_listenable
 from pilotfish.wire.transport import is_loopback
 
-# JetPack's version → its Python and its CPU (docs/jetson.md).
-JETPACKS = {"6.2": ("3.10", "aarch64"), "7.2": ("3.12", "aarch64")}
 _ADDRESS = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%A-Za-z]+\]):([0-9]{1,5})")
 # the last ONNX Runtime for Python 3.10 is 1.23, which cannot load opset 24
 _OLD_RUNTIME_PYTHON = "3.10"
@@ -49,6 +48,8 @@ class BundleContents:
     own names. address: tcp://HOST:PORT, the edge for a device to use, or the address for an edge to
     listen on. keys: folder with the machine's keys; None: make a new pair. secret: file of the key
     to sign with; None: do not sign. signers: files of further public keys for the board to trust.
+    board: the board that the artifacts were checked for (`deploy.board_check`). cpu: whether the
+    configuration names the provider cpu.
     """
 
     role: str
@@ -60,6 +61,8 @@ class BundleContents:
     wheels: Sequence[Path] = ()
     secret: Path | None = None
     signers: Sequence[Path] = ()
+    board: BoardRecord | None = None
+    cpu: bool = False
 
 
 def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleManifest, list[str]]:
@@ -146,7 +149,11 @@ def _bring_settings(wanted: BundleContents, folder: Path) -> None:
         text = re.sub(rf"(?m)^{key} = .*$", f'{key} = "{wanted.address}"', text)
         if not (folder / "keys").is_dir():
             text = re.sub(r"(?m)^keys = ", "#keys = ", text)
+        if wanted.cpu and not name.startswith("watch"):
+            text += '\nprovider = "cpu"  # chosen by --cpu of `pilotfish bundle`\n'
         (folder / "config" / name).write_text(text)
+    if wanted.board is not None:
+        (folder / "config" / board_record.NAME).write_bytes(wanted.board.encode())
 
 
 def _bring_signers(wanted: BundleContents, folder: Path) -> None:
