@@ -42,7 +42,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@$(INSTALL) -e '.[cpu,export,serve,bundle,ray,field,table,traces,dev]' $(SHORTLY)
 	@$(INSTALL) -q --only-binary llama-cpp-python -e '.[llamacpp]' >/dev/null 2>&1 || \
 		echo "pip has no wheel of llama.cpp for this machine: its tests will skip"
-	@$(INSTALL) -q --only-binary tensorrt-rtx-cu12-libs,tensorrt-rtx-cu12-bindings -e '.[nvidia-builder]' >/dev/null 2>&1 || \
+	@$(INSTALL) -q --only-binary tensorrt-rtx-cu12-libs,tensorrt-rtx-cu12-bindings -e '.[tensorrt-rtx]' >/dev/null 2>&1 || \
 		echo "pip has no wheels of NVIDIA's builder of engines: its tests will skip"
 	@touch $(VENV)/.demo $@
 

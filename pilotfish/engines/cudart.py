@@ -70,10 +70,14 @@ class Copy3D(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Gpu:
-    """Facts about a GPU on which built engines depend: name and compute capability ("8.7")."""
+    """Facts about a GPU on which built engines depend: name and compute capability ("8.7").
+
+    driver: the CUDA version that its driver supports; "" if it is not known.
+    """
 
     name: str
     compute: str
+    driver: str = ""
 
 
 class Memory:
@@ -129,7 +133,8 @@ class Cuda:
             value = c_int()
             self.call("cudaDeviceGetAttribute", byref(value), attribute, 0)
             parts.append(value.value)
-        return Gpu(name=name, compute=f"{parts[0]}.{parts[1]}")
+        driver = self.versions()["cuda of the driver"]
+        return Gpu(name=name, compute=f"{parts[0]}.{parts[1]}", driver=driver)
 
     def versions(self) -> dict[str, str]:
         """Return two versions: of the CUDA runtime, and of the CUDA that the driver supports."""

@@ -83,3 +83,15 @@ class BuildError(EngineError):
     """TensorRT cannot build an engine of the artifact; the message says why."""
 
     exit_code = 65  # EX_DATAERR
+
+
+class EngineFileError(EngineError):
+    """A file of a TensorRT engine is damaged, or cannot serve this artifact on this machine."""
+
+    exit_code = 65  # EX_DATAERR
+
+
+class EngineFolderError(EngineError):
+    """A TensorRT engine cannot be written into its folder."""
+
+    exit_code = 73  # EX_CANTCREAT

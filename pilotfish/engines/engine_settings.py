@@ -16,6 +16,9 @@ class EngineSettings(Struct, frozen=True, kw_only=True):
 
     provider: Annotated[
         str,
-        Meta(description="auto (default), cpu, cuda, tensorrt or tensorrt-ep (docs/engines.md)"),
+        Meta(
+            description="auto (default), cpu, cuda, tensorrt, tensorrt-rtx or tensorrt-ep "
+            "(docs/engines.md)"
+        ),
     ] = "auto"
     threads: Annotated[int, _THREADS] | None = None

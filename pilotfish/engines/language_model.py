@@ -142,7 +142,7 @@ def open_model(
         context: positions per slot; None = the model's, or the number that a TensorRT engine was
         built for.
         threads: CPU threads per run; None = one per core that this process may use.
-        provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best provider that works
+        provider: a name of `engines.backends.PROVIDERS`, or "auto": the best provider that works
         without building an engine first (see docs/engines.md).
         drafts: also accept a model with a cut head. The logits of such a model suit only drafts,
             and the caller must map them to the whole vocabulary.

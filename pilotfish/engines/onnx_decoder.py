@@ -28,7 +28,7 @@ class Decoder(Slots, LanguageModel):
         context: positions per slot; None = the model's, or the number that a TensorRT engine was
         built for.
         threads: CPU threads per run; None = one per core that this process may use.
-        provider: "cpu", "cuda", "tensorrt", "tensorrt-ep", or "auto": the best provider that works
+        provider: a name of `engines.backends.PROVIDERS`, or "auto": the best provider that works
         without building an engine first (see docs/engines.md).
 
     Raises:

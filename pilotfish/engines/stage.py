@@ -27,6 +27,7 @@ from pilotfish.engines.passes import Pass, Run, fill_positions, fill_rows, fill_
 from pilotfish.engines.runtime import CPU, CUDA, open_session
 from pilotfish.engines.slots import Slots
 from pilotfish.engines.stage_range import StageRange
+from pilotfish.engines.tensorrt.library import RTX, STANDARD, Library
 
 __all__ = ["Head", "Pass", "Stage"]
 
@@ -34,9 +35,10 @@ log = logging.getLogger("pilotfish.engines")
 
 States = NDArray[np.float32]
 
-# ONNX Runtime's names of the providers that run stages, best first; None: not ONNX Runtime.
-PROVIDERS: Mapping[str, str | None] = {
-    "tensorrt": None,
+# The providers that run stages, best first: TensorRT's libraries, or ONNX Runtime's names.
+PROVIDERS: Mapping[str, str | Library] = {
+    "tensorrt": STANDARD,
+    "tensorrt-rtx": RTX,
     "cuda": CUDA,
     "cpu": CPU,
 }
@@ -240,12 +242,12 @@ class Head:
 
 
 def _open_head(artifact: Artifact, threads: int | None, provider: str, *, build: bool) -> HeadGraph:
-    runtime_name = PROVIDERS[provider]
-    if runtime_name is not None:
-        return SessionHead(open_session(artifact.head_path, threads, runtime_name))
+    runtime = PROVIDERS[provider]
+    if isinstance(runtime, str):
+        return SessionHead(open_session(artifact.head_path, threads, runtime))
     from pilotfish.engines.tensorrt.head import TensorRTHead
 
-    return TensorRTHead(artifact, build=build)
+    return TensorRTHead(artifact, runtime, build=build)
 
 
 def _open_stage(artifact: Artifact | str | Path) -> tuple[Artifact, StageRange]:

@@ -3,7 +3,7 @@
     python -m tests.engines.builder_table [ARCHITECTURE…]
 
 Each tiny model is exported, parsed and built, whole and in two stages, or the table has the
-sentence that refuses it. This needs the extra `nvidia-builder` and no GPU, and takes four minutes
+sentence that refuses it. This needs the extra `tensorrt-rtx` and no GPU, and takes four minutes
 of one core.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from pilotfish.engines.engine_errors import EngineError
 from pilotfish.export.dialects import DIALECTS
 from pilotfish.export.split import split_artifact
-from tests.support.nvidia_builder import install, plan_of
+from tests.support.nvidia_builder import plan_of
 from tests.support.tiny import FAMILIES, SHARING, STATEFUL, tiny_artifact
 
 CUT = {"head_tokens": [*range(0, 120, 7), 127]}
@@ -29,7 +29,6 @@ REFUSED = "REFUSED BY NVIDIA"
 
 def main(names: Sequence[str]) -> int:
     """Print one line for each model, dialect and precision; return 1 if NVIDIA refused one."""
-    install()
     logging.getLogger("pilotfish.tensorrt").setLevel(logging.CRITICAL)
     models: dict[str, tuple[str, dict[str, Any]]] = {
         name: (name, {}) for name in (FAMILIES | SHARING | STATEFUL)

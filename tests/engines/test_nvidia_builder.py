@@ -5,8 +5,6 @@ Here each architecture is built in half precision in both float dialects, and in
 built in every precision.
 """
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 from pilotfish.engines.engine_errors import BuildError
+from pilotfish.engines.tensorrt.library import RTX
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.split import split_artifact
-from tests.support import nvidia_builder
 from tests.support.nvidia_builder import needs_builder, plan_of
 from tests.support.tiny import FAMILIES, SHARING, STATEFUL, tiny_artifact
 
@@ -31,11 +29,6 @@ PROMISED = [
 USUAL = [("opset17", "fp16"), ("opset24", "fp16"), ("tensorrt", "int4")]
 # Plain layers; windows and caps; experts with sinks and windows.
 IN_ALL = ("llama", "gemma2", "gpt_oss")
-
-
-@pytest.fixture(autouse=True)
-def builder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorrt", importlib.import_module(nvidia_builder.MODULE))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +101,7 @@ def test_shared_keys_and_values_are_not_cut(tmp_path: Path, family: str) -> None
 
 def refusal(nodes: list[Any], **constants: Any) -> str:
     """NVIDIA's message about a graph from `ids` [T] to `rows` [T, 32]; "" if it is built."""
-    trt: Any = importlib.import_module("tensorrt")
+    trt = RTX.load()
     messages = trt.Logger(trt.Logger.INTERNAL_ERROR)
     builder = trt.Builder(messages)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))

@@ -96,7 +96,7 @@ def test_a_stage_is_no_whole_model_and_a_whole_model_no_stage(cut: Both) -> None
 @pytest.mark.parametrize("provider", ["tensorrt-ep", "abacus"])
 def test_providers_that_run_no_stages_are_named(cut: Both, provider: str) -> None:
     for kind in (Stage, Head):
-        with pytest.raises(ProviderError, match=f"{provider}.*auto, tensorrt, cuda, cpu"):
+        with pytest.raises(ProviderError, match=f"{provider}.*auto, tensorrt, tensorrt-rtx, cuda"):
             kind(open_stages(cut.folder)[0], provider=provider)
 
 

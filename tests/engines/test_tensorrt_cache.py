@@ -20,8 +20,9 @@ from pilotfish.engines.cache import cache_directory
 from pilotfish.engines.cudart import Cuda
 from pilotfish.engines.engine_errors import BuildError, ProviderError
 from pilotfish.engines.onnx_decoder import Decoder, Pass
-from pilotfish.engines.tensorrt.build import EngineRequest, ensure_engine
+from pilotfish.engines.tensorrt.build import EngineRequest
 from pilotfish.engines.tensorrt.cache import EngineCache
+from pilotfish.engines.tensorrt.loading import ensure_engine
 from tests.support import cudart_double, tensorrt_double
 from tests.support.prefill import prefill
 from tests.support.runnable import needs
@@ -76,8 +77,9 @@ def test_every_ingredient_of_the_key_makes_another_engine(artifact, monkeypatch)
     tensorrt_double.install(monkeypatch)
     key = order(artifact).key
     others = {"slots": 2, "context": 17} | dict.fromkeys(
-        ["tensorrt", "gpu", "compute", "artifact", "dialect", "precision", "profiles"], "other"
+        ["provider", "tensorrt", "gpu", "artifact", "dialect", "precision", "profiles"], "other"
     )
+    others["compute"] = "1.2"
     assert others.keys() == set(key.__struct_fields__)
     cache = EngineCache()
     cache.write(key, b"plan")

@@ -25,13 +25,14 @@ log = logging.getLogger("pilotfish.engines")
 
 PROVIDERS = {  # best first
     "tensorrt": "pilotfish.engines.backends.tensorrt:TensorRTBackend",
+    "tensorrt-rtx": "pilotfish.engines.backends.tensorrt:TensorRTForRtxBackend",
     "tensorrt-ep": "pilotfish.engines.backends.tensorrt_ep:TensorRTProviderBackend",
     "cuda": "pilotfish.engines.backends.cuda:CudaBackend",
     "cpu": "pilotfish.engines.backends.cpu:CpuBackend",
 }
 # Providers that "auto" tries. "tensorrt-ep" is not among them, because it builds engines at load,
 # for minutes.
-AUTO = ("tensorrt", "cuda", "cpu")
+AUTO = ("tensorrt", "tensorrt-rtx", "cuda", "cpu")
 
 
 def open_backend(

@@ -1,13 +1,14 @@
 """TensorRT without ONNX Runtime: an engine, an execution context per profile, one stream.
 
 The inputs of a run share one pinned block, which is copied to fixed addresses on the GPU. Keys and
-values never leave the GPU. This has not run on a GPU yet: see docs/engines.md.
+values never leave the GPU. The standard TensorRT and TensorRT for RTX differ by their library
+alone. This has not run on a GPU yet: see docs/engines.md.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +21,15 @@ from pilotfish.engines.backends.backend import (
     plane_names,
     refuse_states,
 )
-from pilotfish.engines.cudart import Cuda, Memory
+from pilotfish.engines.cudart import Memory
 from pilotfish.engines.device_cache import DeviceCache
 from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.forks import keep_in_forks
-from pilotfish.engines.tensorrt.build import EngineRequest, check_engine_exists, engine_for
-from pilotfish.engines.tensorrt.execution import Execution, Shape, tensor_dtypes
-from pilotfish.engines.tensorrt.gates import tensorrt_version
-
-if TYPE_CHECKING:
-    import tensorrt as trt
+from pilotfish.engines.tensorrt.build import EngineRequest
+from pilotfish.engines.tensorrt.execution import Shape
+from pilotfish.engines.tensorrt.gates import has
+from pilotfish.engines.tensorrt.library import RTX, STANDARD, Library
+from pilotfish.engines.tensorrt.loading import check_engine_exists, engine_for, open_gpu
 
 ALIGNMENT = 256  # alignment (bytes) of tensors, equal to cudaMalloc's
 MASK = "attention_mask"
@@ -38,17 +38,20 @@ MASK = "attention_mask"
 class TensorRTBackend(Backend):
     """The backend for TensorRT engines of the standard dialects."""
 
+    library: ClassVar[Library] = STANDARD
+
     def __init__(self, load: Load) -> None:
-        refuse_states(load.artifact.manifest)
+        artifact, manifest = load.artifact, load.artifact.manifest
+        refuse_states(manifest)
         keep_in_forks(self)
         if not load.build:
-            check_engine_exists(load.artifact)
+            check_engine_exists(self.library, artifact)
         # called first, since it raises if TensorRT is missing, which is the most common fault
-        tensorrt_version()
-        self._cuda = Cuda()
-        manifest = load.artifact.manifest
+        trt = self.library.load()
+        context = 1 if load.flexible else load.context
+        self._cuda = open_gpu(self.library, artifact, load.slots, context)
         request = EngineRequest.for_this_machine(
-            self._cuda, load.artifact, load.slots, load.context
+            self._cuda, artifact, load.slots, load.context, self.library
         )
         loaded = engine_for(request, flexible=load.flexible, may_build=load.build)
         self._loaded = loaded
@@ -57,8 +60,8 @@ class TensorRTBackend(Backend):
         self.context = loaded.request.context
         self.narrow, self.widest = profiles.narrow, profiles.widest
         self.names = plane_names(manifest.cached)
-        engine = loaded.engine
-        self._dtypes = tensor_dtypes(engine)
+        engine = loaded.on_gpu.engine
+        self._dtypes = loaded.on_gpu.dtypes()
         inputs = profiles.decode.maximum
         self.widths = {
             name: int(engine.get_tensor_shape(name)[1])
@@ -70,10 +73,10 @@ class TensorRTBackend(Backend):
             manifest,
             load.slots,
             profiles.capacities,
-            apart=not _is_in_place(engine, self.names),
+            apart=not (has(trt, "opset 24") and _is_in_place(engine, self.names)),
         )
         self._executions = [
-            Execution(engine, index, self._cuda.stream) for index in range(len(profiles.all))
+            loaded.on_gpu.execution(index, self._cuda.stream) for index in range(len(profiles.all))
         ]
         self._cuda.synchronize()
         self._pieces: list[object] = [None] * len(self._executions)
@@ -161,6 +164,12 @@ class TensorRTBackend(Backend):
                 self._memory[name] = self._cuda.allocate(size)
 
 
+class TensorRTForRtxBackend(TensorRTBackend):
+    """The backend for engines of TensorRT for RTX."""
+
+    library: ClassVar[Library] = RTX
+
+
 class TensorRTBinding(Binding):
     """The shapes and addresses for runs over the same neighbouring slots."""
 
@@ -190,13 +199,11 @@ class TensorRTBinding(Binding):
         self._backend.run(self._piece, self._shapes, self._cache, parts)
 
 
-def _is_in_place(engine: trt.ICudaEngine, names: list[str]) -> bool:
+def _is_in_place(engine: Any, names: list[str]) -> bool:
     """Whether the engine updates the cache in place, as TensorRT's KVCacheUpdate does.
 
     Any other engine needs separate buffers to read and to write.
     """
-    if not hasattr(engine, "get_aliased_input_tensor"):
-        return False
     aliased = [
         engine.get_aliased_input_tensor(f"present.{name}") == f"past.{name}" for name in names
     ]

@@ -1,9 +1,8 @@
 """The cache of built engines and kernel timings, in `cache_directory()/engines`.
 
-An engine is valid for one version of TensorRT, one GPU model, one artifact and one set of profiles.
-The key contains all of these. A file is a line of JSON, with the key, and then the plan (TensorRT's
-serialised engine). Files are written atomically, and used only if length, SHA-256 and key match.
-All files may be deleted at any time.
+An engine is valid for one version of TensorRT, one artifact, one set of profiles, and one GPU model
+or some compute capabilities. The key contains all of these. Files are written atomically
+(`engines.tensorrt.engine_file`). All files may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -15,49 +14,18 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
-from pilotfish.engines.cache import cache_directory, locked, replace_file
+from pilotfish.engines.cache import cache_directory, locked
+from pilotfish.engines.cudart import Gpu
+from pilotfish.engines.engine_errors import EngineFileError
+from pilotfish.engines.tensorrt.engine_file import (
+    SUFFIX,
+    EngineKey,
+    read_header,
+    read_plan,
+    write_engine,
+)
 
 log = logging.getLogger("pilotfish.engines")
-
-SUFFIX = ".engine"
-HEADER_LIMIT = 1 << 16
-
-
-class EngineKey(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that an engine depends on; if any field differs, another engine is needed.
-
-    `artifact` is the artifact's digest, `compute` the GPU's compute capability, `profiles` the
-    digest of all shapes. `slots` and `context` are the numbers for which the profiles were made.
-    """
-
-    tensorrt: str
-    gpu: str
-    compute: str
-    artifact: str
-    dialect: str
-    precision: str
-    slots: int
-    context: int
-    profiles: str
-
-    @property
-    def name(self) -> str:
-        """The hash of the key, 32 hex digits, used as file name."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
-
-    def same_machine(self, other: EngineKey) -> bool:
-        """Whether model, TensorRT and GPU are equal; slots, context and profiles may differ."""
-        return self == msgspec.structs.replace(
-            other, slots=self.slots, context=self.context, profiles=self.profiles
-        )
-
-
-class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    key: EngineKey
-    size: int
-    sha256: str
 
 
 class EngineCache:
@@ -68,58 +36,45 @@ class EngineCache:
 
     def path(self, key: EngineKey) -> Path:
         """Return the path of this engine's file, whether it exists or not."""
-        return self._folder / key.artifact / f"{key.name}{SUFFIX}"
+        return self._folder / key.artifact / key.name
 
-    def knows(self, artifact: str) -> bool:
-        """Whether any engine is cached for the artifact of this digest."""
-        return any((self._folder / artifact).glob(f"*{SUFFIX}"))
-
-    def keys(self, key: EngineKey) -> list[EngineKey]:
-        """List the keys of cached engines for the same model, TensorRT and GPU, smallest first."""
-        keys = []
-        for path in self.path(key).parent.glob(f"*{SUFFIX}"):
-            header = _read_engine_file(path)[0]
-            if header and header.key.same_machine(key):
-                keys.append(header.key)
-        return sorted(keys, key=lambda each: (each.slots, each.context))
+    def paths(self, artifact: str, provider: str) -> list[Path]:
+        """List the files of a provider's engines for the artifact of this name."""
+        folder = self._folder / artifact
+        # a provider's name may begin with another's, but a hash has no hyphen
+        return [
+            path
+            for path in sorted(folder.glob(f"{provider}-*{SUFFIX}"))
+            if "-" not in path.name.removeprefix(f"{provider}-")
+        ]
 
     def read(self, key: EngineKey) -> bytes | None:
         """Return the plan.
 
         Return None, and log the reason, if its file is missing, damaged or another engine's.
         """
-        path = self.path(key)
-        if not path.is_file():
-            return None
-        header, plan = _read_engine_file(path, whole=True)
-        fault = None
-        if header is None:
-            fault = "is not an engine file"
-        elif header.key != key:
-            fault = "was built for another model, GPU, TensorRT version or size"
-        elif len(plan) != header.size or hashlib.sha256(plan).hexdigest() != header.sha256:
-            fault = "is truncated or damaged"
-        if fault:
-            log.warning("the cached engine %s %s, so it is not used", path, fault)
-            return None
-        return plan
+        return read_cached(self.path(key), key)
 
     def write(self, key: EngineKey, plan: bytes | memoryview) -> Path:
         """Write a plan atomically."""
         path = self.path(key)
-        digest = hashlib.sha256(plan).hexdigest()
-        header = _Header(key=key, size=len(plan), sha256=digest)
-        replace_file(path, msgspec.json.encode(header) + b"\n", plan)
+        write_engine(path, key, plan)
         return path
-
-    def discard(self, key: EngineKey) -> None:
-        """Delete an engine that TensorRT refused."""
-        self.path(key).unlink(missing_ok=True)
 
     def timing(self, key: EngineKey) -> Path:
         """Return the path of the kernel timings, shared by all models on this TensorRT and GPU."""
         listed = f"{key.tensorrt}\n{key.gpu}\n{key.compute}"
         return self._folder / f"timing-{hashlib.sha256(listed.encode()).hexdigest()[:16]}.cache"
+
+    def kernels(self, key: EngineKey, gpu: Gpu) -> Path:
+        """Return the path of an engine's kernels, which TensorRT compiled for this GPU and driver.
+
+        It ends with the hash of TensorRT's version, the GPU and the driver.
+        """
+        listed = f"{key.tensorrt}\n{gpu.name}\n{gpu.compute}\n{gpu.driver}"
+        machine = hashlib.sha256(listed.encode()).hexdigest()[:16]
+        stem = key.name.removesuffix(SUFFIX)
+        return self._folder / key.artifact / f"{stem}-{machine}.kernels"
 
     @contextmanager
     def lock(self, key: EngineKey) -> Iterator[None]:
@@ -132,11 +87,19 @@ class EngineCache:
             yield
 
 
-def _read_engine_file(path: Path, *, whole: bool = False) -> tuple[_Header | None, bytes]:
-    """Read a file's header and, if `whole`, its plan; the header is None if it is invalid."""
+def read_cached(path: Path, key: EngineKey) -> bytes | None:
+    """Return the plan of this engine from a file.
+
+    Return None, and log the reason, if it is missing, damaged or another engine's.
+    """
+    if not path.is_file():
+        return None
     try:
-        with path.open("rb") as file:
-            header = msgspec.json.decode(file.readline(HEADER_LIMIT), type=_Header)
-            return header, file.read() if whole else b""
-    except (OSError, ValueError, RecursionError):  # ValueError: msgspec's, or invalid UTF-8
-        return None, b""
+        header = read_header(path)
+        if header.key == key:
+            return read_plan(path, header)
+        problem = f"{path} was built for another model, GPU, TensorRT version or size"
+    except EngineFileError as error:
+        problem = str(error)
+    log.warning("%s, so it is not used", problem)
+    return None

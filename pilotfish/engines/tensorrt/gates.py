@@ -1,117 +1,100 @@
-"""The installed TensorRT, and the differences between its versions 8.6 to 11.
+"""The differences between TensorRT's versions 8.6 to 11 and TensorRT for RTX: a table.
 
-Versions are recognised by their features, not by their number:
-
-    8.6     networks need EXPLICIT_BATCH; fp16 needs a flag; integers are 32 bits wide
-    10      STRONGLY_TYPED (types come from the graph) and IProgressMonitor are new
-    10.15   the parser knows the operators of opset 24; get_aliased_input_tensor is new
-    11      EXPLICIT_BATCH and the flag FP16 are gone
-
-Each function imports TensorRT when it needs it: the package is large, and mostly not installed.
+A version is recognised by the names that its module has, not by its number. To add a difference,
+add a row to GATES.
 """
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
-from pilotfish.base.extras import install_command
 from pilotfish.engines.engine_errors import BuildError, ProviderError
 from pilotfish.engines.manifest import GENAI, LLAMACPP, OPSET24, Manifest
 
-if TYPE_CHECKING:
-    import tensorrt as trt
 
-log = logging.getLogger("pilotfish.tensorrt")
-_loggers: dict[type[trt.ILogger], trt.ILogger] = {}
+@dataclass(frozen=True)
+class Gate:
+    """A difference between versions.
 
+    Attributes:
+        sign: name in the module, whose presence shows the difference.
+        since, until: first version of the standard TensorRT that has it, and first that lacks it
+            again; None: no version has it, or the latest has it.
+        rtx: whether TensorRT for RTX has it.
+        effect: what Pilotfish does where it is present.
+    """
+
+    sign: str
+    since: tuple[int, int] | None
+    until: tuple[int, int] | None
+    rtx: bool
+    effect: str
+
+    def is_open(self, trt: Any) -> bool:
+        """Whether the module of a TensorRT has this difference."""
+        return (
+            reduce(lambda at, name: getattr(at, name, None), self.sign.split("."), trt) is not None
+        )
+
+
+GATES = {
+    "explicit batch": Gate(
+        "NetworkDefinitionCreationFlag.EXPLICIT_BATCH", (8, 6), (11, 0), False,
+        "networks need this flag, unless they are strongly typed",
+    ),
+    "fp16 flag": Gate(
+        "BuilderFlag.FP16", (8, 6), (11, 0), False,
+        "artifacts in fp16 set this flag, unless networks are strongly typed",
+    ),
+    "strong types": Gate(
+        "NetworkDefinitionCreationFlag.STRONGLY_TYPED", (10, 0), None, True,
+        "networks take their types from the graph",
+    ),
+    "wide integers": Gate(
+        "DataType.INT64", (10, 0), None, True,
+        "the engine's integers have 64 bits; else 32",
+    ),
+    "progress": Gate(
+        "IProgressMonitor", (10, 0), None, True,
+        "a build reports progress, and Ctrl-C aborts it",
+    ),
+    "opset 24": Gate(
+        "ICudaEngine.get_aliased_input_tensor", (10, 15), None, True,
+        "the parser knows the operators of opset 24; engines write their cache in place",
+    ),
+    "targets": Gate(
+        "IBuilderConfig.set_compute_capability", None, None, True,
+        "an engine is built for compute capabilities, without a GPU; no kernels are timed",
+    ),
+    "runtime cache": Gate(
+        "IRuntimeConfig.create_runtime_cache", None, None, True,
+        "the GPU's kernels are compiled at load, and kept for the next load",
+    ),
+}  # fmt: skip
 # Operators of opset 24, in the dialects opset24 and tensorrt, that older parsers lack.
 OPSET24_OPERATORS = ("TensorScatter", "RMSNormalization", "RotaryEmbedding")
 FLOATS = ("fp32", "fp16")
 BITS = ("int8", "int4", "stored")  # precisions with quantised weights
-JETSON = Path("/etc/nv_tegra_release")
 
 
-def tensorrt_version() -> str:
-    """Return the version of the installed TensorRT.
-
-    Raises:
-        ProviderError: if it is not installed; the message says how to install it.
-    """
-    try:
-        import tensorrt as trt
-    except ImportError as error:
-        source = (
-            "it comes with JetPack: sudo apt install python3-libnvinfer (for the system's Python)"
-            if JETSON.exists()
-            else f"{install_command('tensorrt')} and NVIDIA's driver; on a Jetson: sudo "
-            "apt install python3-libnvinfer"
-        )
-        raise ProviderError(f"TensorRT cannot be imported ({error}): {source}") from None
-    version: str = trt.__version__
-    return version
+def has(trt: Any, gate: str) -> bool:
+    """Whether the module of a TensorRT has a difference of GATES."""
+    return GATES[gate].is_open(trt)
 
 
-def logger() -> trt.ILogger:
-    """Return a logger that writes TensorRT's messages to our log, with errors as warnings.
-
-    Callers decide how severe an error is. The result is always the same object: TensorRT needs one
-    logger for as long as any of its objects exists.
-    """
-    import tensorrt as trt
-
-    if trt.ILogger not in _loggers:
-        _loggers[trt.ILogger] = _new_logger()
-    return _loggers[trt.ILogger]
-
-
-def last_error() -> str:
-    """Return the last error that TensorRT logged in this process; "" if there was none."""
-    message: str = logger().last_error
-    return message
-
-
-def _new_logger() -> trt.ILogger:
-    import tensorrt as trt
-
-    class Log(trt.ILogger):  # type: ignore[misc]  # a class of a library that has no types
-        last_error = ""
-
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: trt.ILogger.Severity, msg: str) -> None:
-            if severity in {trt.ILogger.INTERNAL_ERROR, trt.ILogger.ERROR}:
-                self.last_error = msg
-                log.warning("%s", msg)
-            elif severity != trt.ILogger.VERBOSE:
-                log.debug("%s", msg)
-
-    return Log()
-
-
-def is_strongly_typed() -> bool:
-    """Whether networks can take their types from the graph."""
-    import tensorrt as trt
-
-    return hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
-
-
-def network_flags() -> int:
+def network_flags(trt: Any) -> int:
     """Return the flags for the creation of networks."""
-    import tensorrt as trt
-
     flags = trt.NetworkDefinitionCreationFlag
-    return 1 << int(flags.STRONGLY_TYPED if is_strongly_typed() else flags.EXPLICIT_BATCH)
+    flag = flags.STRONGLY_TYPED if has(trt, "strong types") else flags.EXPLICIT_BATCH
+    return 1 << int(flag)
 
 
-def array_dtype(dtype: trt.DataType) -> np.dtype[Any]:
+def array_dtype(trt: Any, dtype: Any) -> np.dtype[Any]:
     """Return the numpy dtype of a TensorRT dtype."""
-    import tensorrt as trt
-
     names = {"FLOAT": np.float32, "HALF": np.float16, "INT32": np.int32, "INT64": np.int64}
     for name, ours in names.items():
         if hasattr(trt.DataType, name) and dtype == getattr(trt.DataType, name):
@@ -122,16 +105,17 @@ def array_dtype(dtype: trt.DataType) -> np.dtype[Any]:
     )
 
 
-def has_opset24(parser: trt.OnnxParser) -> bool:
+def has_opset24(parser: Any) -> bool:
     """Whether the parser knows the operators of opset 24 in our graphs."""
     return all(parser.supports_operator(name) for name in OPSET24_OPERATORS)
 
 
-def check_form(manifest: Manifest, *, opset24: bool) -> None:
+def check_form(manifest: Manifest, *, opset24: bool, name: str = "TensorRT") -> None:
     """Check that TensorRT can read the artifact.
 
     Args:
         opset24: whether this TensorRT knows the operators of opset 24.
+        name: name and version of this TensorRT, for the message.
 
     Raises:
         BuildError: if not; the message names the dialect to export instead.
@@ -148,8 +132,7 @@ def check_form(manifest: Manifest, *, opset24: bool) -> None:
         problem = "TensorRT knows no operator of the dialect contrib"
     elif manifest.opset == OPSET24 and not opset24:
         problem = (
-            f"TensorRT {tensorrt_version()} does not support the dialect {manifest.dialect}, which "
-            "needs 10.15 or later"
+            f"{name} does not support the dialect {manifest.dialect}, which needs 10.15 or later"
         )
     elif manifest.dialect == "opset24" and manifest.precision in BITS:
         raise BuildError(

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.cudart import Cuda, Memory
+from pilotfish.engines.cudart import Memory
 from pilotfish.engines.forks import keep_in_forks
-from pilotfish.engines.tensorrt.build import EngineRequest, check_engine_exists, engine_for
-from pilotfish.engines.tensorrt.execution import Execution
-from pilotfish.engines.tensorrt.gates import tensorrt_version
+from pilotfish.engines.tensorrt.build import EngineRequest
+from pilotfish.engines.tensorrt.library import Library
+from pilotfish.engines.tensorrt.loading import check_engine_exists, engine_for, open_gpu
 
 Floats = NDArray[np.float32]
 
@@ -26,19 +26,19 @@ class TensorRTHead:
         ProviderError: if TensorRT is missing, or there is no engine and `build` is false.
     """
 
-    def __init__(self, artifact: Artifact, *, build: bool) -> None:
+    def __init__(self, artifact: Artifact, library: Library, *, build: bool) -> None:
         keep_in_forks(self)
         if not build:
-            check_engine_exists(artifact, head=True)
-        tensorrt_version()
-        self._cuda = Cuda()
-        request = EngineRequest.for_head(self._cuda, artifact)
+            check_engine_exists(library, artifact, head=True)
+        library.load()
+        self._cuda = open_gpu(library, artifact, 1, 1, head=True)
+        request = EngineRequest.for_head(self._cuda.describe(), artifact, library)
         self._loaded = engine_for(request, flexible=False, may_build=build)
-        engine = self._loaded.engine
+        engine = self._loaded.on_gpu.engine
         self._widest = request.profiles.widest
         self.width = int(engine.get_tensor_shape("hidden_states")[1])
         self._columns = int(engine.get_tensor_shape("logits")[1])
-        self._execution = Execution(engine, 0, self._cuda.stream)
+        self._execution = self._loaded.on_gpu.execution(0, self._cuda.stream)
         self._rows = 0  # rows for which memory is allocated, on the GPU and pinned on the host
         self._memory: dict[str, Memory] = {}
         self._pinned: dict[str, Floats] = {}

@@ -13,9 +13,13 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+from pilotfish.base.reading import reading_file
+from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends.backend import kv_names
 from pilotfish.engines.device_cache import doubling_capacities
-from pilotfish.engines.manifest import Manifest
+from pilotfish.engines.engine_errors import BuildError
+from pilotfish.engines.manifest import OPSET24, Manifest
+from pilotfish.engines.tensorrt.fixing import input_width
 
 NARROW = 16  # tokens per slot in `decode`: enough for a chain or a small tree
 CHUNK = 128  # tokens in `prefill`: an engine's chunk (`engines.engine.CHUNK`)
@@ -106,6 +110,27 @@ class Profiles:
         """Make the profile of a head that reads hidden states f32 [N, width]."""
         least, usual, most = (_head_shapes(rows, width) for rows in (1, USUAL_WINDOW, CHUNK))
         return cls(Profile("decode", least, usual, most), None, CHUNK, CHUNK, ())
+
+    @classmethod
+    def for_engine(
+        cls, artifact: Artifact, slots: int, context: int, *, head: bool = False
+    ) -> Profiles:
+        """Make the profiles of an artifact's engine, or of its head's engine.
+
+        Opset 24's TensorScatter needs a cache of fixed length.
+
+        Raises:
+            BuildError: if the head's graph cannot be read.
+        """
+        if not head:
+            manifest = artifact.manifest
+            return cls.for_slots(manifest, slots, context, fixed=manifest.opset == OPSET24)
+        with reading_file(lambda problem: BuildError(f"TensorRT cannot read it: {problem}")):
+            model = artifact.head_path.read_bytes()
+        try:
+            return cls.for_head(input_width(model))
+        except ValueError as error:
+            raise BuildError(f"{artifact.head_path}: {error}") from None
 
     @property
     def all(self) -> tuple[Profile, ...]:

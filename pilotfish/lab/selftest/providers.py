@@ -15,12 +15,17 @@ from pilotfish.engines.runtime import (
     OPSET24_SINCE,
     runtime_version,
 )
-from pilotfish.engines.tensorrt.gates import BITS, OPSET24_OPERATORS, tensorrt_version
+from pilotfish.engines.tensorrt.gates import BITS, OPSET24_OPERATORS, has
+from pilotfish.engines.tensorrt.library import library_of
 
 # Order of the checks: the most reliable and fastest providers first, because the time limit cuts
 # off the last ones.
-ORDER = ("cpu", "cuda", "tensorrt", "tensorrt-ep")
-BUILDING = ("tensorrt", "tensorrt-ep")  # providers that build an engine for a new artifact (slow)
+ORDER = ("cpu", "cuda", "tensorrt", "tensorrt-rtx", "tensorrt-ep")
+BUILDING = (
+    "tensorrt",
+    "tensorrt-rtx",
+    "tensorrt-ep",
+)  # providers that build an engine for a new artifact (slow)
 # Dialect of the reference on the CPU: plain operators.
 REFERENCE = "opset17"
 QUANTISED_REFERENCE = "opset24"  # the plainest dialect with quantised weights
@@ -64,6 +69,12 @@ VARIANTS: dict[str, tuple[Variant, ...]] = {
         Variant("opset24", "fp16", every=False),
         NVIDIA_FORM,
     ),
+    "tensorrt-rtx": (
+        Variant("opset24", "fp32"),
+        Variant("opset24", "fp16", every=False),
+        Variant("opset17", "fp16", every=False),
+        NVIDIA_FORM,
+    ),
     "tensorrt-ep": (
         Variant("opset17", "fp32"),
         Variant("opset17", "fp16", every=False),
@@ -78,6 +89,7 @@ CHECKED = {
     "cpu": Variant("opset24", "fp32"),
     "cuda": Variant("opset24", "fp16"),
     "tensorrt": Variant("opset17", "fp16"),
+    "tensorrt-rtx": Variant("opset24", "fp16"),
     "tensorrt-ep": Variant("opset17", "fp16"),
 }
 # Variants in which the default model is also timed: the variants in which a drafter would be
@@ -107,15 +119,12 @@ def why_unable(provider: str, manifest: Manifest) -> str | None:
         return problem
     if manifest.opset != OPSET24:
         return None
-    if provider == "tensorrt":
-        import tensorrt as trt
-
-        # this method came in the same version of TensorRT as the operators, so it shows whether
-        # they exist
-        if hasattr(trt.ICudaEngine, "get_aliased_input_tensor"):
+    library = library_of(provider)
+    if library:
+        if has(library.load(), "opset 24"):
             return None
         return (
-            f"TensorRT {trt.__version__} lacks the operators "
+            f"{library.title} {library.version()} lacks the operators "
             f"{', '.join(OPSET24_OPERATORS)}: use TensorRT 10.15 or later"
         )
     if runtime_version() >= OPSET24_SINCE:
@@ -135,8 +144,8 @@ def _why_stateless(provider: str, manifest: Manifest) -> str | None:
 def why_absent(provider: str) -> str | None:
     """Return the reason why a provider is absent; None if libraries and hardware are present."""
     try:
-        if provider == "tensorrt":
-            tensorrt_version()
+        if library := library_of(provider):
+            library.load()
         else:
             runtime_version()
             if missing := _missing_provider(provider):
@@ -155,8 +164,8 @@ def describe(provider: str) -> dict[str, str]:
     cuda = Cuda()
     gpu = cuda.describe()
     facts = {"gpu": gpu.name, "compute capability": gpu.compute, **cuda.versions()}
-    if provider == "tensorrt":
-        return facts | {"tensorrt": tensorrt_version()}
+    if library := library_of(provider):
+        return facts | {provider: library.version()}
     return facts | {"onnxruntime": ".".join(map(str, runtime_version()))}
 
 
