@@ -110,9 +110,13 @@ def _run(args: argparse.Namespace) -> int:
         wheels=args.wheel,
         secret=args.sign,
         signers=args.signer,
+        jetpack=args.jetpack,
     )
     with ProgressDisplay() as display:
         content, advice = bundle.make(wanted, args.out, display.show)
+    for path in content.files:
+        if "/engines/" in path:
+            print(f"engine: {path} (--provider auto takes it on its GPUs)", file=sys.stderr)
     for line in advice:
         print(f"to do: {line}", file=sys.stderr)
     if args.sign is None:
