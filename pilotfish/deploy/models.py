@@ -102,13 +102,12 @@ def require_runtime(engines: Sequence[PackedEngine], wheels: Mapping[str, str]) 
     for engine in filter(_needs_wheels, engines):
         if all(versions[part] == {engine.key.tensorrt} for part in _PARTS):
             continue
-        listed = sorted(versions["libs"] | versions["bindings"])
-        there = f"are of version {' and '.join(listed)}" if listed else "do not have it"
+        listed = " and ".join(sorted(versions["libs"] | versions["bindings"]))
+        build = f"build the engine with their version ({RTX.command(engine.path.parents[1])}), or "
         raise BundleError(
             f"{engine.path} was built by {RTX.title} {engine.key.tensorrt}, and the wheels to "
-            f"install {there}: build the engine with their version "
-            f"({RTX.command(engine.path.parents[1])}), or give both wheels of version "
-            f"{engine.key.tensorrt} (libs and bindings)."
+            f"install {f'are of version {listed}: {build}' if listed else 'do not have it: '}"
+            f"give its wheels of version {engine.key.tensorrt} (libs and bindings)."
         )
 
 

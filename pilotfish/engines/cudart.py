@@ -31,10 +31,6 @@ WHEELS = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib")
 
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3
 COMPUTE_MAJOR, COMPUTE_MINOR = 75, 76  # values of cudaDeviceAttr
-NO_GPU = {  # cudaErrorInsufficientDriver, also without a driver; cudaErrorNoDevice
-    35: "no GPU can be used, because NVIDIA's driver is missing or older than the CUDA runtime",
-    100: "no GPU can be used, because NVIDIA's driver finds none",
-}
 NAME_BYTES = 256  # length of the name, the first field of cudaDeviceProp
 PROPERTIES_BYTES = 8192  # buffer size: more than any version's cudaDeviceProp
 
@@ -120,8 +116,7 @@ class Cuda:
         code = getattr(self._library, name)(*arguments)
         if code:
             words = self._library.cudaGetErrorString(code) or b"?"
-            problem = f"{name}: {words.decode(errors='replace')} (CUDA error {code})"
-            raise CudaError(f"{NO_GPU[code]} ({problem})" if code in NO_GPU else problem)
+            raise CudaError(f"{name}: {words.decode(errors='replace')} (CUDA error {code})")
 
     def free(self, name: str, address: int) -> None:
         """Free memory with function `name`; ignore errors, since the driver may be gone at exit."""

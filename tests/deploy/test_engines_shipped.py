@@ -198,7 +198,7 @@ def test_an_unfit_engine_is_refused(artifact: Artifact, tmp_path: Path, case: st
 @pytest.mark.parametrize(
     ("versions", "there"),
     [
-        ({}, "do not have it"),
+        ({}, "do not have it: give its wheels of version"),
         ({"libs": "1.6.0.1", "bindings": "1.6.0.1"}, r"are of version 1\.6\.0\.1"),
         ({"libs": VERSION}, r"are of version 1\.7\.1\.116"),
         ({"libs": VERSION, "bindings": "1.6.0.1"}, r"are of version 1\.6\.0\.1 and 1\.7\.1\.116"),
@@ -340,8 +340,7 @@ def test_a_package_without_the_engines_runtime_is_refused(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == BundleError.exit_code
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("pilotfish: "))
-    assert line.endswith("(libs and bindings).")
-    assert "the wheels to install do not have it" in line
+    assert line.endswith("give its wheels of version 1.7.1.116 (libs and bindings).")
     assert not list((tmp_path / "out").glob("*"))
 
 
@@ -426,7 +425,7 @@ def compare_sentences(program: Path, target: Path, other: Path) -> None:
     add_engine(Artifact.open(target), tensorrt="1.6.0.1")
     messages["of another version"] = serve(program, target)
     sentences = {
-        "whole": "no GPU can be used",
+        "whole": "this machine has no NVIDIA GPU",
         "truncated": "bytes of its engine: copy the file again, or build it again",
         "of another artifact": "was built from another artifact",
         "of another version": f"1.6.0.1, which is not the installed version {VERSION}",
