@@ -45,7 +45,7 @@ example:
   pilotfish export model default --out drafter --dialect opset17 --precision fp16
   pilotfish export engine drafter --context 2048
   pilotfish export engine --config /etc/pilotfish/device.toml
-  pilotfish export engine target --provider tensorrt-rtx --compute 8.6,8.9 --slots 4 --context 4096
+  pilotfish export engine target --provider tensorrt-rtx --slots 16 --context 2048
 
 exit codes: 0 all engines are built; 65 TensorRT cannot build one, or not for this compute
 capability; 66 no artifact; 69 no TensorRT, or no GPU where one is needed; 73 an engine cannot be

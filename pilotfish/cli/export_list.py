@@ -69,6 +69,9 @@ def _run(args: argparse.Namespace) -> int:
     console.print(f"{folder}:" if entries else f"{folder} holds no artifacts.", soft_wrap=True)
     if entries:
         console.print(table)
+    for entry in entries:
+        for engine in entry.engines:
+            console.print(f"{os.path.relpath(entry.path, folder)}: engine {engine}", soft_wrap=True)
     return 0
 
 

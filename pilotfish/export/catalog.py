@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.engine_errors import ArtifactError
+from pilotfish.engines.engine_errors import ArtifactError, EngineFileError
 from pilotfish.engines.manifest import MANIFEST_NAME
+from pilotfish.engines.tensorrt.engine_file import engine_files, read_header
 
 
 class ListedArtifact(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,7 +18,7 @@ class ListedArtifact(msgspec.Struct, frozen=True, kw_only=True):
 
     `size` is the total size of the files, bytes. `stage` describes the part of the model; None for
     a whole model. `mask_token` is the mask token of a model that drafts several tokens in one pass;
-    None for other models.
+    None for other models. `engines` describes the engines in the folder.
     """
 
     path: str
@@ -27,6 +28,7 @@ class ListedArtifact(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     stage: str | None = None
     mask_token: int | None = None
+    engines: list[str] = []
 
 
 def list_artifacts(folder: str | os.PathLike[str]) -> list[ListedArtifact]:
@@ -63,4 +65,14 @@ def _entry(artifact: Artifact) -> ListedArtifact:
         size=sum((artifact.path / name).stat().st_size for name in manifest.files),
         stage=None if manifest.stage is None else str(manifest.stage),
         mask_token=manifest.mask_token,
+        engines=list(map(_describe_engine, engine_files(artifact))),
     )
+
+
+def _describe_engine(path: Path) -> str:
+    try:
+        key = read_header(path).key
+    except EngineFileError:
+        return f"{path.name} (damaged)"
+    target = f"{key.gpu} {key.compute}".strip()
+    return f"{key.provider} for {target}, {key.slots} × {key.context} tokens"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,8 +181,12 @@ def test_a_missing_engine_is_a_sentence(artifact: Artifact, engine: Path) -> Non
     with pytest.raises(EngineFileError, match=r"cannot be read: No such file"):
         check_engine(engine, artifact)
     engine.mkdir()
-    with pytest.raises(EngineFileError, match=r"cannot be read: Is a directory"):
+    with pytest.raises(EngineFileError, match="is not a file"):
         read_header(engine)
+    engine.rmdir()
+    os.mkfifo(engine)
+    with pytest.raises(EngineFileError, match="is not a file: copy the file again"):
+        check_engine(engine, artifact)
 
 
 @pytest.mark.parametrize(

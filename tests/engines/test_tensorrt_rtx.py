@@ -22,7 +22,12 @@ from pilotfish.engines.engine_errors import BuildError, ProviderError
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.engines.tensorrt.cache import EngineCache
-from pilotfish.engines.tensorrt.engine_file import check_engine, read_header, shipped_engines
+from pilotfish.engines.tensorrt.engine_file import (
+    check_engine,
+    read_header,
+    shipped_engines,
+    write_engine,
+)
 from pilotfish.engines.tensorrt.gates import GATES
 from pilotfish.engines.tensorrt.library import RTX
 from pilotfish.engines.tensorrt.targets import check_targets, known_targets
@@ -80,7 +85,16 @@ def test_the_command_builds_into_the_artifact_once(artifact: Artifact, capsys: C
     assert read_header(other).key.compute == "8.6,8.9"
     assert shipped_engines(artifact, RTX.provider) == sorted([path, other])
     artifact.verify()
-    assert [each.path for each in list_artifacts(artifact.path.parent)] == [str(artifact.path)]
+    (entry,) = list_artifacts(artifact.path.parent)
+    assert entry.path == str(artifact.path)
+    assert sorted(entry.engines) == [
+        "tensorrt-rtx for 8.0,8.6,8.9,12.0+, 2 × 64 tokens",
+        "tensorrt-rtx for 8.6,8.9, 2 × 64 tokens",
+    ]
+    other.write_bytes(b"")
+    assert main(["export", "list", str(artifact.path.parent)]) == 0
+    assert f"copy: engine {other.name} (damaged)" in capsys.readouterr().out
+    other.unlink()
     assert [each.name for each in path.parent.iterdir() if each.suffix != ".engine"] == []
 
 
@@ -172,8 +186,13 @@ def _cut(path: Path) -> None:
 
 def _flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    data[-1000] ^= 1
+    data[-10] ^= 1
     path.write_bytes(data)
+
+
+def _replace_plan(path: Path) -> None:
+    """Write an intact file whose plan TensorRT does not know."""
+    write_engine(path, read_header(path).key, b"a plan of yesterday")
 
 
 def _rewrite(**fields: str) -> Callable[[Path], None]:
@@ -279,6 +298,30 @@ def test_an_engine_for_other_gpus_is_refused_and_none_is_built_in_its_place(
     with pytest.raises(ProviderError, match=r"8\.6, and this machine's GPU, RTX 4090, has 8\.9"):
         Decoder(artifact, context=64, provider="tensorrt-rtx")
     assert Decoder(artifact).provider == "cpu"
+    assert doubled.builds == 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (_flip, "is damaged, because its SHA-256 differs.*copy the file again"),
+        (_replace_plan, r"TensorRT for RTX refuses .* \(the plan is not valid\): build it again"),
+    ],
+)
+def test_a_plan_that_does_not_load_is_named_and_stays(
+    tmp_path: Path, doubled: Any, spoil: Callable[[Path], None], sentence: str
+) -> None:
+    artifact = tiny_artifact(tmp_path / "a", dialect="opset17")
+    Decoder(artifact, context=64, provider="tensorrt-rtx")
+    (cached,) = EngineCache().paths(artifact.manifest.digest, RTX.provider)
+    shipped = artifact.path / "engines" / cached.name
+    shipped.parent.mkdir()
+    cached.rename(shipped)
+    spoil(shipped)
+    command = f"pilotfish export engine {artifact.path} --provider tensorrt-rtx --context 64"
+    with pytest.raises(ProviderError, match=f"{sentence}.*{command} --compute 8.9"):
+        Decoder(artifact, context=64, provider="tensorrt-rtx")
+    assert shipped.is_file()
     assert doubled.builds == 1
 
 

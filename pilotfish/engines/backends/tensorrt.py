@@ -49,7 +49,7 @@ class TensorRTBackend(Backend):
         # called first, since it raises if TensorRT is missing, which is the most common fault
         trt = self.library.load()
         context = 1 if load.flexible else load.context
-        self._cuda = open_gpu(self.library, artifact, load.slots, context)
+        self._cuda = open_gpu(self.library, artifact, load.slots, context, whole=load.build)
         request = EngineRequest.for_this_machine(
             self._cuda, artifact, load.slots, load.context, self.library
         )

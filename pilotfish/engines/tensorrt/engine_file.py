@@ -10,6 +10,7 @@ of this needs neither a GPU nor TensorRT.
 from __future__ import annotations
 
 import hashlib
+import stat
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -98,6 +99,11 @@ def shipped_path(artifact: Artifact, key: EngineKey) -> Path:
     return artifact.path / FOLDER / key.name
 
 
+def engine_files(artifact: Artifact) -> list[Path]:
+    """List all engine files in the artifact's folder."""
+    return sorted((artifact.path / FOLDER).glob(f"*{SUFFIX}"))
+
+
 def shipped_engines(artifact: Artifact, provider: str, *, head: bool = False) -> list[Path]:
     """List a provider's engine files in the artifact's folder; none that are the other kind's.
 
@@ -107,7 +113,7 @@ def shipped_engines(artifact: Artifact, provider: str, *, head: bool = False) ->
     other = engine_name(artifact, head=not head)
     return [
         path
-        for path in sorted((artifact.path / FOLDER).glob(f"*{SUFFIX}"))
+        for path in engine_files(artifact)
         if _library_by_name(path).provider == provider and _artifact_of(path) != other
     ]
 
@@ -133,11 +139,14 @@ def read_header(path: Path) -> Header:
         EngineFileError: if it is no engine file, was written by a newer Pilotfish, or is truncated.
     """
     try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # to open a pipe would wait for its writer
+            raise EngineFileError(f"{path} is not a file")
         with path.open("rb") as file:
             line = file.readline(HEADER_LIMIT)
-        whole = path.stat().st_size
     except OSError as error:
         raise EngineFileError(f"{path} cannot be read: {error.strerror}") from None
+    whole = status.st_size
     try:
         version = msgspec.json.decode(line, type=_AnyHeader).version
         if version > VERSION:
@@ -197,7 +206,6 @@ def check_engine(
     Raises:
         EngineFileError: if it cannot; the message is one sentence with the command that mends it.
     """
-
     library = _library_by_name(path)
     wanted, compute = _sizes(slots, context), USUAL
 

@@ -31,7 +31,7 @@ class TensorRTHead:
         if not build:
             check_engine_exists(library, artifact, head=True)
         library.load()
-        self._cuda = open_gpu(library, artifact, 1, 1, head=True)
+        self._cuda = open_gpu(library, artifact, 1, 1, head=True, whole=build)
         request = EngineRequest.for_head(self._cuda.describe(), artifact, library)
         self._loaded = engine_for(request, flexible=False, may_build=build)
         engine = self._loaded.on_gpu.engine

@@ -42,9 +42,17 @@ class LoadedEngine:
 
 
 def open_gpu(
-    library: Library, artifact: Artifact, slots: int, context: int, *, head: bool = False
+    library: Library,
+    artifact: Artifact,
+    slots: int,
+    context: int,
+    *,
+    head: bool = False,
+    whole: bool = True,
 ) -> Cuda:
     """Open the GPU on which a decoder's engine shall run.
+
+    whole: whether the plans of the artifact's engines are read if there is no GPU.
 
     Raises:
         EngineFileError: if there is no GPU, and the artifact's engines would not serve anyway.
@@ -53,7 +61,7 @@ def open_gpu(
     try:
         return Cuda()
     except CudaError as error:
-        fitting, faults = _shipped(library, artifact, None, slots, context, head=head, whole=True)
+        fitting, faults = _shipped(library, artifact, None, slots, context, head=head, whole=whole)
         if faults and not fitting:
             raise faults[0] from None
         if not gpu_nodes():
