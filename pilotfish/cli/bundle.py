@@ -7,21 +7,26 @@ from pathlib import Path
 
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.base.progress import ProgressDisplay
+from pilotfish.boards.board import BOARDS, JETPACKS, Board, board_named
+from pilotfish.boards.recipe import check_jetpack
 from pilotfish.cli.options import Commands, json_option, write_json
 from pilotfish.deploy import bundle
+from pilotfish.deploy.board_check import check_board
 from pilotfish.deploy.manifest import MACHINES, ROLES
 
 _EXAMPLE = """\
 example, on a machine with a network:
-  pilotfish export model default --out drafter --precision int4
+  pilotfish export model default --board orin-nano --jetpack 6.2 --out drafter
   pilotfish keys new signer --keys release           once; the secret key stays here
-  pilotfish bundle --jetpack 6.2 --artifact drafter --edge tcp://edge.example:7077 \\
-      --keys keys-of-this-board --sign release/signer.key --out bundle
+  pilotfish bundle --board orin-nano --jetpack 6.2 --artifact drafter \\
+      --edge tcp://edge.example:7077 --keys keys-of-this-board --sign release/signer.key \\
+      --out bundle
 then, into a BSP or onto a running board (docs/jetson.md):
   sudo pilotfish flash --signers release/signers --rootfs Linux_for_Tegra/rootfs bundle
   pilotfish flash --signers release/signers --ssh user@board bundle
 """
 _LISTEN = "tcp://*:7077"
+_JETSON, _CARD = "aarch64", "x86_64"  # the CPUs of Jetsons, and of most machines with a card
 
 
 def add_to(commands: Commands) -> None:
@@ -56,13 +61,26 @@ def add_to(commands: Commands) -> None:
         "edge.key and allowed/. A missing device.key or edge.key is made",
     )
     add(
+        "--board",
+        type=_board,
+        metavar="NAME",
+        help=f"the board: {', '.join(BOARDS)}. Sets --machine and --python, and refuses an "
+        "artifact that is too large for its memory or leaves its GPU idle",
+    )
+    add(
         "--jetpack",
-        choices=tuple(bundle.JETPACKS),
-        help="sets --python and --machine: "
-        + "; ".join(f"{name}: {python}, {cpu}" for name, (python, cpu) in bundle.JETPACKS.items()),
+        choices=tuple(JETPACKS),
+        help="a Jetson's JetPack; sets --python and --machine: "
+        + "; ".join(f"{name}: {each.python}, {_JETSON}" for name, each in JETPACKS.items()),
+    )
+    add(
+        "--cpu",
+        action="store_true",
+        help="run the model on the CPU although the board has a GPU; the bundle's configuration "
+        "then names the provider cpu",
     )
     add("--python", type=_python, metavar="3.N", help="the board's Python (default: this one's)")
-    add("--machine", choices=MACHINES, help="the board's CPU (default: aarch64)")
+    add("--machine", choices=MACHINES, help="the board's CPU (default: its board's, or aarch64)")
     add(
         "--wheel",
         type=Path,
@@ -90,6 +108,14 @@ def add_to(commands: Commands) -> None:
     parser.set_defaults(run=_run)
 
 
+def _board(name: str) -> Board:
+    """Return the board of a name (an argparse type)."""
+    try:
+        return board_named(name)
+    except UnsupportedError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _python(text: str) -> str:
     """Parse a version of Python that pilotfish runs on (an argparse type)."""
     if not re.fullmatch(r"3\.1[0-3]", text):
@@ -98,19 +124,23 @@ def _python(text: str) -> str:
 
 
 def _run(args: argparse.Namespace) -> int:
+    jetpack = _jetpack(args)
+    board = check_board(args.board, jetpack, args.artifact, cpu=args.cpu, wheels=args.wheel)
+    for line in board.lines if board is not None else ():
+        print(line, file=sys.stderr)
     here = f"3.{sys.version_info.minor}"
-    python, machine = bundle.JETPACKS.get(args.jetpack, (here, "aarch64"))
     wanted = bundle.BundleContents(
         role=args.role,
         artifacts=args.artifact,
         address=_address(args),
         keys=args.keys,
-        python=args.python or python,
-        machine=args.machine or machine,
+        python=args.python or (here if jetpack is None else JETPACKS[jetpack].python),
+        machine=args.machine or (_CARD if args.board is BOARDS["rtx"] else _JETSON),
         wheels=args.wheel,
         secret=args.sign,
         signers=args.signer,
-        jetpack=args.jetpack,
+        board=board,
+        cpu=args.cpu,
     )
     with ProgressDisplay() as display:
         content, advice = bundle.make(wanted, args.out, display.show)
@@ -133,6 +163,27 @@ def _run(args: argparse.Namespace) -> int:
     if args.json != "-":
         print(args.out)
     return 0
+
+
+def _jetpack(args: argparse.Namespace) -> str | None:
+    """Return the JetPack of the board: the one that is named, or the only one it can have."""
+    jetpack: str | None = args.jetpack
+    board: Board | None = args.board
+    if board is None:
+        return jetpack
+    check_jetpack(board, jetpack)
+    if jetpack is None and board.jetpacks:
+        likely = [each for each in board.jetpacks if args.python in {None, JETPACKS[each].python}]
+        if len(likely) != 1:
+            versions = " or ".join(
+                f"{each} (L4T {JETPACKS[each].l4t})" for each in likely or board.jetpacks
+            )
+            raise UnsupportedError(
+                f"{board.title} runs JetPack {versions}: name it with --jetpack; on the board, "
+                "`head -1 /etc/nv_tegra_release` shows L4T's version."
+            )
+        (jetpack,) = likely
+    return jetpack
 
 
 def _address(args: argparse.Namespace) -> str:

@@ -1,7 +1,9 @@
 """``pilotfish export engine``: build TensorRT engines of artifacts."""
 
 import argparse
+import logging
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,15 +16,18 @@ from pilotfish.base.settings import setting
 from pilotfish.cli.default_models import drafter_folder
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, json_option, write_json
+from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cudart import Cuda, Gpu
-from pilotfish.engines.engine_errors import EngineFolderError
+from pilotfish.engines.engine_errors import EngineFolderError, FormError
 from pilotfish.engines.tensorrt.build import EngineRequest, Progress, build_file
 from pilotfish.engines.tensorrt.cache import EngineCache
 from pilotfish.engines.tensorrt.engine_file import shipped_path
 from pilotfish.engines.tensorrt.library import RTX, STANDARD, Library
 from pilotfish.engines.tensorrt.loading import ensure_engine
 from pilotfish.engines.tensorrt.targets import USUAL, check_targets
+
+_log = logging.getLogger("pilotfish.engines")
 
 _DESCRIPTION = """\
 Builds a TensorRT engine of each artifact, which takes minutes. An engine that exists already is not
@@ -47,9 +52,10 @@ example:
   pilotfish export engine --config /etc/pilotfish/device.toml
   pilotfish export engine target --provider tensorrt-rtx --slots 16 --context 2048
 
-exit codes: 0 all engines are built; 65 TensorRT cannot build one, or not for this compute
-capability; 66 no artifact; 69 no TensorRT, or no GPU where one is needed; 73 an engine cannot be
-written; 78 a broken configuration.
+exit codes: 0 all engines are built, or no engine can be built of the drafter of --config (a
+warning says why); 65 TensorRT cannot build one, or not for this compute capability; 66 no artifact;
+69 no TensorRT, or no GPU where one is needed; 73 an engine cannot be written; 78 a broken
+configuration.
 """
 
 
@@ -146,6 +152,9 @@ def _run(args: argparse.Namespace) -> int:
         from pilotfish.cli import parser
 
         served = parser().parse_args(["device", "serve", "--config", str(settings.config)])
+        if (reason := _why_no_engine(served)) is not None:
+            print(f"no engine is built: {settings.config} names {reason}", file=sys.stderr)
+            return 0
         paths = (*paths, drafter_folder(served.draft, served.provider))
         slots, context = settings.slots or served.lanes, settings.context or served.context
         provider = provider or (served.provider if served.provider == RTX.provider else None)
@@ -167,8 +176,16 @@ def _run(args: argparse.Namespace) -> int:
         if artifact.manifest.stage is not None and artifact.manifest.stage.first:
             requests.append(EngineRequest.for_head(gpu, artifact, library))
         for request in requests:
-            with ProgressDisplay() as display:
-                path, built = _build(request, into, display.show)
+            try:
+                with ProgressDisplay() as display:
+                    path, built = _build(request, into, display.show)
+            except FormError as error:
+                if settings.config is None:
+                    raise
+                # the unit runs this at each boot, which is not broken by an artifact for the CPU
+                _log.warning("no engine of %s is built: %s", artifact.path, error)
+                report.append({"artifact": str(artifact.path), "engine": None, "why": str(error)})
+                break
             if args.json != "-":
                 print(path)
             report.append(
@@ -183,6 +200,15 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         write_json(args.json, report)
     return 0
+
+
+def _why_no_engine(served: argparse.Namespace) -> str | None:
+    """Return what a configuration names that needs no engine; None if it may need one."""
+    if str(served.draft) == TEXT:
+        return f"the drafter {TEXT}, which has no model"
+    if served.provider not in {"auto", STANDARD.provider, RTX.provider}:
+        return f"the provider {served.provider}, which runs no engine"
+    return None
 
 
 def _target(library: Library, compute: Sequence[str]) -> Gpu:

@@ -24,7 +24,8 @@ from pathlib import Path
 import zmq
 
 from pilotfish.base.errors import KeysError, UnsupportedError
-from pilotfish.deploy import manifest, models, signatures, wheelhouse
+from pilotfish.deploy import board_record, manifest, models, signatures, wheelhouse
+from pilotfish.deploy.board_record import BoardRecord
 from pilotfish.deploy.errors import BundleError
 from pilotfish.deploy.install import ARTIFACTS
 from pilotfish.deploy.manifest import BundleManifest, Progress
@@ -33,8 +34,6 @@ from pilotfish.wire import keys
 from pilotfish.wire.address import require_address, require_listenable
 from pilotfish.wire.transport import is_loopback
 
-# JetPack's version → its Python and its CPU (docs/jetson.md).
-JETPACKS = {"6.2": ("3.10", "aarch64"), "7.2": ("3.12", "aarch64")}
 _ADDRESS = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%A-Za-z]+\]):([0-9]{1,5})")
 
 
@@ -46,7 +45,8 @@ class BundleContents:
     own names. address: tcp://HOST:PORT, the edge for a device to use, or the address for an edge to
     listen on. keys: folder with the machine's keys; None: make a new pair. secret: file of the key
     to sign with; None: do not sign. signers: files of further public keys for the board to trust.
-    jetpack: the version of a Jetson's JetPack; None: the board may be any machine.
+    board: the board that the artifacts were checked for (`deploy.board_check`). cpu: whether the
+    configuration names the provider cpu.
     """
 
     role: str
@@ -58,7 +58,8 @@ class BundleContents:
     wheels: Sequence[Path] = ()
     secret: Path | None = None
     signers: Sequence[Path] = ()
-    jetpack: str | None = None
+    board: BoardRecord | None = None
+    cpu: bool = False
 
 
 def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleManifest, list[str]]:
@@ -76,7 +77,7 @@ def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleM
     artifacts = dict(_named(wanted))
     engines = {name: models.engines_of(artifact) for name, artifact in artifacts.items()}
     every = [engine for each in engines.values() for engine in each]
-    if wanted.jetpack is not None:
+    if wanted.board is not None and wanted.board.jetpack is not None:
         models.refuse_for_jetson(every)
     with _replacing(out) as folder:
         advice = bring_keys(wanted, folder / "keys", out / "keys")
@@ -105,6 +106,12 @@ def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleM
             signature = signatures.sign(content.encode(), wanted.secret)
             (folder / signatures.NAME).write_bytes(signature)
         progress("writing the manifest", 1, 1)
+    if wanted.role == "edge" and (served := engines[ARTIFACTS["edge"]]):
+        key = models.largest(served)
+        advice.append(
+            f"build the engine with more --slots and --context if {key.slots} sessions of "
+            f"{key.context} tokens are too few: the edge serves what its engine can"
+        )
     return content, advice
 
 
@@ -141,7 +148,11 @@ def _bring_settings(
             text = re.sub(r"(?m)^keys = ", "#keys = ", text)
         if name == "edge.toml":
             text = models.edge_settings(text, engines)
+        if wanted.cpu and not name.startswith("watch"):
+            text += '\nprovider = "cpu"  # chosen by --cpu of `pilotfish bundle`\n'
         (folder / "config" / name).write_text(text)
+    if wanted.board is not None:
+        (folder / "config" / board_record.NAME).write_bytes(wanted.board.encode())
 
 
 def _bring_signers(wanted: BundleContents, folder: Path) -> None:

@@ -25,8 +25,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pilotfish.base.errors import KeysError
-from pilotfish.deploy import admission, files, manifest, precedence, settings, system
+from pilotfish.deploy import (
+    admission,
+    board_record,
+    files,
+    manifest,
+    precedence,
+    settings,
+    system,
+)
 from pilotfish.deploy.admission import AdmissionPolicy, AdmittedBundle
+from pilotfish.deploy.board_record import MachineFacts
 from pilotfish.deploy.bytecode import compile_modules
 from pilotfish.deploy.errors import (
     BundleError,
@@ -103,12 +112,18 @@ class Installation:
             self._require_no_older(contents)
         contents.verify(bundle, self.progress)
         _require_fitting(bundle, contents)
+        board = board_record.read(bundle, contents)
+        if board is not None:
+            board.require(MachineFacts.read(self.root))
         return admitted
 
     def install(self, bundle: Path, policy: AdmissionPolicy) -> None:
         """Install a bundle and make it current; on the running system, start it as well."""
         admitted = self.verify(bundle, policy)
         contents = admitted.manifest
+        board = board_record.read(bundle, contents)
+        if board is not None:
+            self._tell(board.sentences(MachineFacts.read(self.root)))
         os.umask(0o022)
         with self.versions.locked():
             # checked again, since another installation may have ended meanwhile

@@ -111,6 +111,11 @@ def require_runtime(engines: Sequence[PackedEngine], wheels: Mapping[str, str]) 
         )
 
 
+def largest(engines: Sequence[PackedEngine]) -> EngineKey:
+    """Return the facts about the engine with the most slots, and of these the longest context."""
+    return max((engine.key for engine in engines), key=lambda key: (key.slots, key.context))
+
+
 def edge_settings(text: str, engines: Sequence[PackedEngine]) -> str:
     """Return `edge.toml` with the number and length of sessions that the largest engine can serve.
 
@@ -118,8 +123,8 @@ def edge_settings(text: str, engines: Sequence[PackedEngine]) -> str:
     """
     if not engines:
         return text
-    largest = max((engine.key for engine in engines), key=lambda key: (key.slots, key.context))
-    sizes = f"sessions = {largest.slots}\ncontext = {largest.context}"
+    key = largest(engines)
+    sizes = f"sessions = {key.slots}\ncontext = {key.context}"
     return re.sub(r"(?m)^#sessions = .*$", f"{sizes}  # of the engine in the target's folder", text)
 
 

@@ -12,6 +12,8 @@ from msgspec import structs
 
 from pilotfish.base.errors import PairMismatchError, UnsupportedError
 from pilotfish.base.tracing import Tracer, TracerProvider
+from pilotfish.boards.misfit import Misfit
+from pilotfish.boards.start import warn_before_load, warn_of_idle_gpu
 from pilotfish.bridge import Pair, Prompt, PromptInput, read_talk
 from pilotfish.device_runtime.answer_trace import AnswerTrace
 from pilotfish.device_runtime.choice import Evidence
@@ -82,6 +84,8 @@ class Device:
     `InterruptedGenerationError`, and then all calls that wait for the edge. Devices that `beside`
     makes have tokens of their own.
 
+    misfits: why the drafter's model does not suit this machine, as found at the opening.
+
     Any thread may call any method except `attend`. `generate`, `stream` and `probe` wait for their
     turn; all others return at once, even during an answer. After `close`, and in a process forked
     from this one, calls that need the edge or the drafter raise `DeviceClosedError`.
@@ -133,7 +137,12 @@ class Device:
             if edge is not None:
                 self._link_group = LinkGroup(edge, load_keys(edge, keys))
                 self._link = self._dial(self._cancel_token)
+            self.misfits: tuple[Misfit, ...] = ()
+            if source.artifact is not None:
+                self.misfits = warn_before_load(source.artifact, context)
             drafter = source.load(provider=provider, threads=threads, context=context, lanes=lanes)
+            if source.artifact is not None and drafter.execution is not None:
+                self.misfits += warn_of_idle_gpu(source.artifact, drafter.execution.idle_gpu)
             self._pairs = VocabularyPairs(
                 source.vocabulary,
                 source.vocabulary_subset,

@@ -14,6 +14,7 @@ import zmq
 
 from pilotfish.base.supervisor import Supervisor, inherited_socket
 from pilotfish.base.tracing import Tracer
+from pilotfish.boards.start import warn_before_load, warn_of_idle_gpu
 from pilotfish.edge_runtime.draft_cost import DraftCost
 from pilotfish.edge_runtime.edge_config import EdgeConfig
 from pilotfish.edge_runtime.edge_drafter import EdgeDrafter, open_drafter
@@ -153,8 +154,10 @@ def _load(
     options: TargetOptions, resources: EdgeResources, signals: Signals, stack: ExitStack
 ) -> _Loaded:
     """Open the target and the edge drafter, and measure the target's passes."""
+    warn_before_load(options.artifact, options.config.limits.context)
     target = open_target(options)
     stack.callback(target.close)
+    warn_of_idle_gpu(options.artifact, target.idle_gpu)
     signals.check_interrupt()
     resources = resources if target.has_hidden_states else resources.without_heads()
     passes = _pass_times(target)
@@ -267,6 +270,7 @@ def _start_drafter(
     if config.draft is None:
         return None
     drafter = open_drafter(config, target)
+    warn_of_idle_gpu(drafter.engine.model.artifact, drafter.engine.model.idle_gpu)
     # a draw is milliseconds of Python code; by default a thread waits 5 ms for each switch
     stack.callback(sys.setswitchinterval, sys.getswitchinterval())
     sys.setswitchinterval(_SWITCH_S)

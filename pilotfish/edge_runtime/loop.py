@@ -109,6 +109,7 @@ class EdgeLoop(ServingLoop):
             f"{doing} {self._model}{figures}: "
             f"{_count(devices, 'device')}, {_count(sessions, 'session')}, "
             f"{_count(self._scheduler.passes, 'pass', 'passes')}"
+            f"{'; the GPU is idle' if self._target.idle_gpu else ''}"
             f"{f'; {target_problem}' if target_problem else ''}{self._rotation_status}"
             f"{self._invitation_status}"
             f"{f'; not in force: {problem}' if problem else ''}{self._crowd_status}"

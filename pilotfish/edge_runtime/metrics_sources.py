@@ -41,6 +41,8 @@ def edge_families(sources: MetricsSources, *, devices: bool) -> Iterator["Metric
     sessions = handler.sessions_by_device()
     yield from metric_families(metrics, PREFIX, without="" if devices else "device")
     yield _build(manifest, target)
+    idle = "1 if the target runs on the CPU although there is a GPU and nobody chose the CPU."
+    yield _gauge("gpu_idle", idle, target.idle_gpu is not None)
     verified = "1 after the model's files were verified against the export's digests."
     yield _gauge("weights_verified", verified, inspection.passed)
     yield _gauge(

@@ -85,6 +85,10 @@ class BuildError(EngineError):
     exit_code = 65  # EX_DATAERR
 
 
+class FormError(BuildError):
+    """TensorRT can never read the artifact: its dialect or precision is another's."""
+
+
 class EngineFileError(EngineError):
     """A file of a TensorRT engine is damaged, or cannot serve this artifact on this machine."""
 

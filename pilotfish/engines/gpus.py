@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
-
-log = logging.getLogger("pilotfish.engines")
+from typing import NamedTuple
 
 _DEV = Path("/dev")
 # Patterns of device nodes in /dev: discrete cards and Jetson Thor; Jetson Orin; Jetson Xavier.
 _NODES = ("nvidia[0-9]*", "nvgpu/igpu[0-9]*", "nvhost-gpu")
+
+
+class IdleGpu(NamedTuple):
+    """A GPU of this machine that a model does not use, although nobody chose the CPU.
+
+    node: the GPU's device node. reasons: for each provider that can use the GPU, why it does not.
+    """
+
+    node: Path
+    reasons: str
 
 
 def gpu_nodes(dev: Path | None = None) -> list[Path]:
@@ -18,11 +26,7 @@ def gpu_nodes(dev: Path | None = None) -> list[Path]:
     return [node for pattern in _NODES for node in sorted(folder.glob(pattern))]
 
 
-def warn_of_idle_gpu(reasons: str) -> None:
-    """Warn that a model runs on the CPU although there is a GPU; `reasons` is text for the log."""
-    if nodes := gpu_nodes():
-        log.warning(
-            "the model runs on the CPU, although this machine has a GPU (%s): %s. docs/engines.md "
-            "explains how to use the GPU; --provider cpu silences this warning",
-            nodes[0], reasons,
-        )  # fmt: skip
+def find_idle_gpu(reasons: str) -> IdleGpu | None:
+    """Describe the GPU that a model on the CPU leaves idle; None if this machine has none."""
+    nodes = gpu_nodes()
+    return IdleGpu(nodes[0], reasons) if nodes else None

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.engines.artifact import Artifact, check_head, check_whole
+from pilotfish.engines.gpus import IdleGpu
 from pilotfish.engines.passes import Pass
 
 if TYPE_CHECKING:
@@ -51,11 +52,15 @@ class Output:
 
 
 class Execution(NamedTuple):
-    """The way in which a model runs: provider, precision of weights, threads."""
+    """The way in which a model runs: provider, precision of weights, threads.
+
+    idle_gpu: the GPU that the model leaves idle; None if there is none, or the CPU was chosen.
+    """
 
     provider: str
     precision: str
     threads: int
+    idle_gpu: IdleGpu | None = None
 
     def __str__(self) -> str:
         threads = f"{self.threads} thread{'' if self.threads == 1 else 's'}"
@@ -72,6 +77,7 @@ class LanguageModel(ABC):
         vocab_size: number of valid input tokens, and width of the logits unless the head is cut.
         provider: name of hardware and runtime, for people.
         threads: CPU threads per pass.
+        idle_gpu: the GPU that the model leaves idle; None if there is none, or the CPU was chosen.
     """
 
     artifact: Artifact
@@ -80,11 +86,13 @@ class LanguageModel(ABC):
     vocab_size: int
     provider: str
     threads: int
+    idle_gpu: IdleGpu | None
 
     @property
     def execution(self) -> Execution:
-        """Provider, precision and threads, for people."""
-        return Execution(self.provider, self.artifact.manifest.precision, self.threads)
+        """How the model runs, for people."""
+        precision = self.artifact.manifest.precision
+        return Execution(self.provider, precision, self.threads, self.idle_gpu)
 
     @property
     @abstractmethod

@@ -17,7 +17,7 @@ import numpy as np
 
 from pilotfish.base.cpus import usable_cpus
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.backends import Answers, Backend, Binding, Load, open_backend
+from pilotfish.engines.backends import Answers, Backend, Binding, Load, OpenedBackend, open_backend
 from pilotfish.engines.engine_errors import ProviderError, TreeError
 from pilotfish.engines.passes import Pass, Run, check_all, fill_cells, fill_padded, fill_single
 
@@ -72,7 +72,7 @@ class Slots(ABC):
             build=provider != "auto",
         )
         self.threads = threads or usable_cpus()
-        self._backend, self.provider = self._open(load, provider)
+        self._backend, self.provider, self.idle_gpu = self._open(load, provider)
         self.context = min(self.context, self._backend.context)
         # Tokens that may have to be recomputed, i64 [slots, context]; empty without states.
         width = self.context if self._backend.states is not None else 0
@@ -125,8 +125,8 @@ class Slots(ABC):
     def _example_pass(self) -> Pass:
         """Make a pass of two tokens for slot 0 that asks for at least the last row."""
 
-    def _open(self, load: Load, provider: str) -> tuple[Backend, str]:
-        """Load the model on a provider that runs it; return the backend and the provider's name."""
+    def _open(self, load: Load, provider: str) -> OpenedBackend:
+        """Load the model on a provider that runs it."""
         return open_backend(load, provider, self._probe)
 
     def _fill_attention(self, binding: Binding, run: Run, lengths: Sequence[int]) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import Binding, no_provider_error
 from pilotfish.engines.engine_errors import ArtifactError, ProviderError
-from pilotfish.engines.gpus import warn_of_idle_gpu
+from pilotfish.engines.gpus import IdleGpu, find_idle_gpu
 from pilotfish.engines.passes import Pass, Run, fill_positions, fill_rows, fill_tokens
 from pilotfish.engines.runtime import CPU, CUDA, open_session
 from pilotfish.engines.slots import Slots
@@ -212,7 +212,7 @@ class Head:
             raise ArtifactError(f"{opened.path} is {cut}: the head is in the folder of stage 1")
         _check_provider(provider)
         self.vocab_size = opened.manifest.vocab_size
-        self._graph, self.provider = self._load(opened, threads, provider)
+        self._graph, self.provider, self.idle_gpu = self._load(opened, threads, provider)
         self.width = self._graph.width
 
     def logits(self, hidden: States) -> NDArray[np.float32]:
@@ -223,8 +223,11 @@ class Head:
 
     def _load(
         self, artifact: Artifact, threads: int | None, provider: str
-    ) -> tuple[HeadGraph, str]:
-        """Open the head on the first provider that runs it; return it and the provider's name."""
+    ) -> tuple[HeadGraph, str, IdleGpu | None]:
+        """Open the head on the first provider that runs it.
+
+        Returns the head, the provider's name, and the GPU that the head leaves idle.
+        """
         reasons = []
         wanted = tuple(PROVIDERS) if provider == "auto" else (provider,)
         for name in wanted:
@@ -235,9 +238,8 @@ class Head:
                 reasons.append(f"{name}: {str(error).strip() or type(error).__name__}")
                 log.info("provider %s cannot run the head: %s", name, reasons[-1])
                 continue
-            if (provider, name) == ("auto", "cpu"):
-                warn_of_idle_gpu("; ".join(reasons))
-            return graph, name
+            auto = (provider, name) == ("auto", "cpu")
+            return graph, name, find_idle_gpu("; ".join(reasons)) if auto else None
         raise no_provider_error(artifact, artifact.head_path, wanted, reasons)
 
 

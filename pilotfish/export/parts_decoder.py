@@ -17,6 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto, helper
 
+from pilotfish.engines.backends import OpenedBackend
 from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, plane_names
 from pilotfish.engines.backends.cpu import state_arrays
 from pilotfish.engines.kv import HostCache
@@ -38,11 +39,11 @@ class PartsDecoder(Decoder):
         assert isinstance(self._backend, _PartsBackend)
         return self._backend.parts.largest_bytes
 
-    def _open(self, load: Load, provider: str) -> tuple[Backend, str]:
+    def _open(self, load: Load, provider: str) -> OpenedBackend:
         backend = _PartsBackend(load)
         self._backend, self._cache = backend, backend.cache
         self._allocate(1)
-        return backend, provider
+        return OpenedBackend(backend, provider, None)
 
 
 class _PartsBackend(Backend):

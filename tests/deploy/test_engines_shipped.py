@@ -18,8 +18,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pilotfish.boards.board import BOARDS
+from pilotfish.boards.misfit import MisfitError
 from pilotfish.cli import main
 from pilotfish.deploy import bundle, deb, manifest, models, wheelhouse
+from pilotfish.deploy.board_check import check_board
 from pilotfish.deploy.errors import BundleError
 from pilotfish.deploy.wheels import Wheel
 from pilotfish.engines.artifact import Artifact
@@ -117,7 +120,8 @@ def silent(_what: str, _done: int, _total: int) -> None:
 def test_a_bundle_takes_the_engine_along(index: Path, tmp_path: Path, artifact: Artifact) -> None:
     wheels = rtx_wheels(tmp_path / "nvidia")
     out = tmp_path / "bundle"
-    made, _ = bundle.make(wanted(artifact, wheels=wheels), out, silent)
+    made, advice = bundle.make(wanted(artifact, wheels=wheels), out, silent)
+    assert any("if 4 sessions of 128 tokens are too few" in line for line in advice)
     (engine,) = (artifact.path / "engines").iterdir()
     place = f"artifacts/target/engines/{engine.name}"
     assert made.files[place].sha256 == manifest.hash_file(engine)
@@ -216,10 +220,22 @@ def test_an_engine_without_its_runtime_is_refused(
 
 
 def test_a_jetson_gets_no_engine_for_rtx(artifact: Artifact, tmp_path: Path) -> None:
-    plan = wanted(artifact, python="3.12", machine="aarch64", jetpack="7.2")
+    jetson = check_board(BOARDS["orin-nano"], "7.2", [artifact.path])
+    plan = wanted(artifact, python="3.12", machine="aarch64", board=jetson)
     with pytest.raises(BundleError, match=r"runs on no Jetson: move the folder .*/engines away"):
         bundle.make(plan, tmp_path / "out", silent)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_card_without_an_engine_would_idle(artifact: Artifact) -> None:
+    rtx = BOARDS["rtx"]
+    assert check_board(rtx, None, [artifact.path]) is not None
+    shutil.rmtree(artifact.path / "engines")
+    with pytest.raises(MisfitError, match=r"has no engine: build one with .* tensorrt-rtx"):
+        check_board(rtx, None, [artifact.path])
+    record = check_board(rtx, None, [artifact.path], cpu=True)
+    assert record is not None
+    assert any("will run on the CPU" in line for line in record.lines)
 
 
 def test_the_settings_are_those_of_the_largest_engine(artifact: Artifact) -> None:

@@ -88,8 +88,14 @@ class ServiceDaemon:
         execution = devices[0].execution
         if execution is not None:
             self._started += f": {execution}"
+        self._gpu_idle = execution is not None and execution.idle_gpu is not None
         self.metrics = ServiceMetrics(drafter=drafter, execution=execution)
-        self.status = ServiceStatus(drafter=drafter, lanes=len(devices), energy=self.metrics.energy)
+        self.status = ServiceStatus(
+            drafter=drafter,
+            lanes=len(devices),
+            energy=self.metrics.energy,
+            misfits=devices[0].misfits,
+        )
         self._supervisor = supervisor
         self._reread = reread
         self._inspection = inspection
@@ -289,6 +295,7 @@ class ServiceDaemon:
         return (
             f"{lanes.running} of {len(lanes.lanes)} lanes busy, {max(0, lanes.waiting)} waiting; "
             f"{where}; last protocol: {self._protocol}"
+            f"{'; the GPU is idle' if self._gpu_idle else ''}"
             f"{'; no room for more connections' if crowded else ''}"
             f"{f'; not in force: {self._trouble}' if self._trouble else ''}"
         )

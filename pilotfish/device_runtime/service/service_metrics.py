@@ -189,6 +189,7 @@ class ServiceMetrics:
         execution: Execution | None = None,
     ) -> None:
         how = ("none", "", "") if execution is None else (*execution[:2], str(execution.threads))
+        self._gpu_idle = execution is not None and execution.idle_gpu is not None
         self._build = (SOFTWARE, drafter, *how)
         self.energy = Watch(rails() if power is None else power).start()
         self._counts = _Counts()
@@ -306,7 +307,12 @@ class ServiceMetrics:
             {self._build: 1},
             *labels,
         )
-        return [build, *counted, *link, *_energy_metrics(self.energy)]
+        idle = _gauge(
+            "gpu_idle",
+            "1 if the drafter runs on the CPU although there is a GPU and nobody chose the CPU.",
+            self._gpu_idle,
+        )
+        return [build, idle, *counted, *link, *_energy_metrics(self.energy)]
 
     def close(self) -> None:
         """Stop sampling the power."""

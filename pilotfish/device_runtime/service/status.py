@@ -13,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from pilotfish.base.version import SOFTWARE
+from pilotfish.boards.misfit import Misfit
 from pilotfish.device_runtime.energy import Watch
 from pilotfish.device_runtime.link.connectivity import Connectivity, LinkStatus
 from pilotfish.device_runtime.record import STAGES, Generation, Round, acceptance
@@ -58,11 +59,20 @@ def _reading_body(reading: Reading, since_s: float) -> dict[str, Any]:
 class ServiceStatus:
     """The collected recent rounds and answers. Thread-safe, and of bounded size.
 
-    drafter: the drafter's name. lanes: number of lanes. energy: `ServiceMetrics.energy`.
+    drafter: the drafter's name. lanes: number of lanes. energy: `ServiceMetrics.energy`. misfits:
+    why the drafter's model does not suit this machine.
     """
 
-    def __init__(self, *, drafter: str, lanes: int, energy: Watch | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        drafter: str,
+        lanes: int,
+        energy: Watch | None = None,
+        misfits: Sequence[Misfit] = (),
+    ) -> None:
         self._drafter, self._lanes, self._energy = drafter, lanes, energy
+        self._misfits = [{"kind": each.kind, "message": each.message} for each in misfits]
         self._began_s = time.monotonic()
         self._connections = 0, False
         self._lock = threading.Lock()
@@ -172,6 +182,7 @@ class ServiceStatus:
                 "software": SOFTWARE,
                 "uptime_s": now_s - self._began_s,
                 "drafter": self._drafter,
+                "misfits": self._misfits,
                 "target": target,
                 "edge": edge,
                 "on_link_loss": on_link_loss,

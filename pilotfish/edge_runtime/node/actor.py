@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pilotfish.base.errors import TargetLostError
+from pilotfish.boards.start import warn_of_idle_gpu
 from pilotfish.edge_runtime.steps import WorkFrames, decode_works, engine_refusals
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine import Engine, StageEngine, open_engine
@@ -59,9 +60,12 @@ class NodeActor:
         }
         self._engine: Engine | StageEngine
         if artifact.manifest.stage is None:
-            self._engine = open_engine(artifact, **options)
+            self._engine = engine = open_engine(artifact, **options)
+            idle_gpu = engine.model.idle_gpu
         else:
-            self._engine = StageEngine(Stage(artifact, **options))
+            stage = Stage(artifact, **options)
+            self._engine, idle_gpu = StageEngine(stage), stage.idle_gpu
+        warn_of_idle_gpu(artifact, idle_gpu)
 
     def hold(self, incarnation: bytes) -> ActorInfo:
         """Empty all slots, and accept steps of this incarnation from now on."""

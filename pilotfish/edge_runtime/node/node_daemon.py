@@ -11,6 +11,7 @@ import zmq
 from pilotfish.base.descriptors import connection_room
 from pilotfish.base.errors import KeysError
 from pilotfish.base.supervisor import Supervisor, inherited_socket, summarize
+from pilotfish.boards.start import warn_of_idle_gpu
 from pilotfish.edge_runtime.edge_config import MEBIBYTE, NodeConfig
 from pilotfish.edge_runtime.key_rotation import KeyRotation
 from pilotfish.edge_runtime.node.node_service import NodeService
@@ -99,8 +100,12 @@ def _load(
         "provider": config.provider,
     }
     if artifact.manifest.stage is None:
-        return Worker(open_engine(artifact, **options), feed_watchdog)
-    return StageWork(StageEngine(Stage(artifact, **options)), keys, feed_watchdog)
+        engine = open_engine(artifact, **options)
+        warn_of_idle_gpu(artifact, engine.model.idle_gpu)
+        return Worker(engine, feed_watchdog)
+    stage = Stage(artifact, **options)
+    warn_of_idle_gpu(artifact, stage.idle_gpu)
+    return StageWork(StageEngine(stage), keys, feed_watchdog)
 
 
 class NodeLoop(ServingLoop):

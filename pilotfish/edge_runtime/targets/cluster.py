@@ -120,6 +120,7 @@ class ClusterTarget(RemoteTarget[_ReplicaPass]):
             options.config.limits.context, options.artifact.manifest.dimensions.context
         )
         self.digest = digest
+        self.idle_gpu = None if head is None else head.idle_gpu
         slots = -(-options.config.limits.sessions // self.lanes)
         self._replicas = [
             _Replica(list(actors), SlotContents(slots, self.context)) for actors in chains

@@ -18,6 +18,7 @@ class LocalTarget(Target):
         self.context = engine.model.context
         self.digest = engine.model.artifact.manifest.digest
         self.execution = engine.model.execution
+        self.idle_gpu = engine.model.idle_gpu
 
     def start(self, number: int, works: Sequence[Work]) -> None:
         """Compute the pass; `collect_scores` returns the scores or the error."""

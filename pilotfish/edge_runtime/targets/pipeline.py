@@ -116,6 +116,7 @@ class PipelineTarget(RemoteTarget[_PipelinePass]):
         self._answered_s = 0.0  # time of the last answer
         self._patience_s = pipeline.late_s
         self.context = stage.context
+        self.idle_gpu = stage.idle_gpu or head.idle_gpu
         self.digest = stage.cut.whole
         self._depth = PipelineDepth(stage.cut.count, stage.slots)
         self.chunks_per_pass = 2 * stage.cut.count

@@ -26,6 +26,7 @@ from pilotfish.edge_runtime.edge_config import EdgeConfig
 from pilotfish.edge_runtime.edge_metrics import EdgeMetrics
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine import Work
+from pilotfish.engines.gpus import IdleGpu
 from pilotfish.engines.language_model import Execution, Output
 from pilotfish.wire.keys import EdgeKeys
 
@@ -79,6 +80,7 @@ class Target(ABC):
             waiting jobs are spread over them.
         chunks_per_pass: number of a prompt's chunks in one pass; above 1 if stages pipeline them.
         execution: provider, precision and threads in this process; None: nodes compute.
+        idle_gpu: the GPU of this machine that the target leaves idle; None if there is none.
     """
 
     context: int
@@ -91,6 +93,7 @@ class Target(ABC):
     concurrent_passes: int = 1
     chunks_per_pass: int = 1
     execution: Execution | None = None
+    idle_gpu: IdleGpu | None = None
 
     @abstractmethod
     def start(self, number: int, works: Sequence[Work]) -> None:

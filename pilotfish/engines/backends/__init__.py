@@ -10,15 +10,16 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends.backend import Answers, Backend, Binding, Load, kv_names
 from pilotfish.engines.engine_errors import ProviderError
-from pilotfish.engines.gpus import warn_of_idle_gpu
+from pilotfish.engines.gpus import IdleGpu, find_idle_gpu
 
 __all__ = [
-    "AUTO", "PROVIDERS", "Answers", "Backend", "Binding", "Load", "kv_names", "no_provider_error",
-    "open_backend",
+    "AUTO", "PROVIDERS", "Answers", "Backend", "Binding", "Load", "OpenedBackend", "kv_names",
+    "no_provider_error", "open_backend",
 ]  # fmt: skip
 
 log = logging.getLogger("pilotfish.engines")
@@ -35,13 +36,24 @@ PROVIDERS = {  # best first
 AUTO = ("tensorrt", "tensorrt-rtx", "cuda", "cpu")
 
 
+class OpenedBackend(NamedTuple):
+    """A backend that has run the model, and its provider.
+
+    idle_gpu: the GPU that the backend leaves idle; None if there is none, or the CPU was chosen.
+    """
+
+    backend: Backend
+    provider: str
+    idle_gpu: IdleGpu | None
+
+
 def open_backend(
     load: Load,
     provider: str,
     probe: Callable[[Backend], None],
     providers: Mapping[str, str] = PROVIDERS,
-) -> tuple[Backend, str]:
-    """Load a model on the first provider that passes `probe`; return backend and provider name.
+) -> OpenedBackend:
+    """Load a model on the first provider that passes `probe`.
 
     Args:
         provider: a name of `providers`, or "auto": the best provider that works without building an
@@ -68,10 +80,11 @@ def open_backend(
             reasons.append(f"{name}: {reason}")
             log.info("provider %s cannot be used: %s", name, reason)
             continue
+        idle_gpu = None
         if (provider, name) == ("auto", "cpu"):
-            warn_of_idle_gpu("; ".join(reasons) or "a graph of this kind runs there only")
+            idle_gpu = find_idle_gpu("; ".join(reasons) or "a graph of this kind runs there only")
         log.info("provider %s: it ran the model%s", name, _fallback_note(reasons))
-        return backend, name
+        return OpenedBackend(backend, name, idle_gpu)
     raise no_provider_error(load.artifact, load.artifact.graph_path, names, reasons)
 
 

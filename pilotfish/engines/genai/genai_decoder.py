@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pilotfish.engines.backends import Backend, Binding, Load, open_backend
+from pilotfish.engines.backends import Binding, Load, OpenedBackend, open_backend
 from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.genai.backend import GenaiBackend
 from pilotfish.engines.manifest import GENAI
@@ -24,7 +24,7 @@ class GenaiDecoder(Decoder):
 
     engine_dialect = GENAI
 
-    def _open(self, load: Load, provider: str) -> tuple[Backend, str]:
+    def _open(self, load: Load, provider: str) -> OpenedBackend:
         if provider not in ("auto", *PROVIDERS):
             raise ProviderError(
                 f"Pilotfish runs graphs of ONNX Runtime GenAI only on the CPU, not on "

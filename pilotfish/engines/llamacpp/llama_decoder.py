@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pilotfish.base.cpus import usable_cpus
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import ProviderError
-from pilotfish.engines.gpus import warn_of_idle_gpu
+from pilotfish.engines.gpus import find_idle_gpu
 from pilotfish.engines.language_model import LanguageModel, Output
 from pilotfish.engines.llamacpp.branches import Branches, SlotGrowth
 from pilotfish.engines.llamacpp.native import (
@@ -232,8 +232,9 @@ class LlamaDecoder(LanguageModel):
         if model.vocabulary < self.vocab_size:
             raise self.artifact.altered_error(self.artifact.gguf_path.name)
         log.info("llama.cpp: all layers on the %s", "GPU" if gpu else "CPU")
+        self.idle_gpu = None
         if provider == "auto" and not gpu:
-            warn_of_idle_gpu(
+            self.idle_gpu = find_idle_gpu(
                 "llama-cpp-python finds no GPU: install it with CMAKE_ARGS=-DGGML_CUDA=on"
             )
         self.provider = f"llamacpp-{'gpu' if gpu else 'cpu'}"

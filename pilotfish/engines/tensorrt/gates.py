@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pilotfish.engines.engine_errors import BuildError, ProviderError
+from pilotfish.engines.engine_errors import FormError, ProviderError
 from pilotfish.engines.manifest import GENAI, LLAMACPP, OPSET24, Manifest
 
 
@@ -118,10 +118,10 @@ def check_form(manifest: Manifest, *, opset24: bool, name: str = "TensorRT") -> 
         name: name and version of this TensorRT, for the message.
 
     Raises:
-        BuildError: if not; the message names the dialect to export instead.
+        FormError: if not; the message names the dialect to export instead.
     """
     if manifest.states is not None:
-        raise BuildError(
+        raise FormError(
             f"{manifest.model} has recurrent states, which only the CPU supports so far"
         )
     if manifest.dialect == LLAMACPP:
@@ -135,7 +135,7 @@ def check_form(manifest: Manifest, *, opset24: bool, name: str = "TensorRT") -> 
             f"{name} does not support the dialect {manifest.dialect}, which needs 10.15 or later"
         )
     elif manifest.dialect == "opset24" and manifest.precision in BITS:
-        raise BuildError(
+        raise FormError(
             "TensorRT takes quantised weights only in the form of the dialect tensorrt: export the "
             f"model with --dialect tensorrt --precision {manifest.precision}"
         )
@@ -145,4 +145,4 @@ def check_form(manifest: Manifest, *, opset24: bool, name: str = "TensorRT") -> 
     advice = f"--dialect opset17 --precision {precision}"
     if manifest.precision in BITS and opset24:
         advice += f", or --dialect tensorrt --precision {manifest.precision}"
-    raise BuildError(f"{problem}: export the model with {advice}")
+    raise FormError(f"{problem}: export the model with {advice}")

@@ -1,5 +1,6 @@
 // The panel: requests the status each second and shows it, or that the service does not answer.
 
+import { showWithCode } from "./code.js";
 import { duration, percent, rate, seconds, setText } from "./figures.js";
 import { offerProtocols } from "./options.js";
 import { showOutage } from "./outage.js";
@@ -69,6 +70,7 @@ function showStatus(status) {
   const { link, acceptance, rounds, lanes, energy } = status;
   showLink(link, status.edge);
   showOutage(link, status.on_link_loss);
+  showMisfits(status.misfits);
   offerProtocols(status.protocols);
   setText(element("acceptance"), percent(acceptance.recent));
   element("acceptance-meter").value = acceptance.recent ?? 0;
@@ -91,6 +93,20 @@ function showStatus(status) {
   for (const name of ["edge", "target", "drafter", "software"]) {
     setText(element(name), status[name] ?? "–");
   }
+}
+
+/** Show what the service found at its start: an idle GPU, too little memory. */
+function showMisfits(misfits) {
+  element("misfits").hidden = !misfits.length;
+  const list = element("misfit-list");
+  if (list.children.length === misfits.length) return; // they do not change while a service runs
+  list.replaceChildren(
+    ...misfits.map(({ message }) => {
+      const row = document.createElement("li");
+      showWithCode(row, message);
+      return row;
+    }),
+  );
 }
 
 /** Format the speed now, or that of the last answer while none runs. */

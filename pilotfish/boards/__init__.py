@@ -1,0 +1,1 @@
+"""The boards that Pilotfish knows: their data, what they can run, and what to expect of it."""

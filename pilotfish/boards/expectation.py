@@ -1,0 +1,116 @@
+"""What to expect of a model on a board: memory, and a bound of the speed by the memory's bandwidth.
+
+A token that is generated reads all weights of a pass and the keys and values so far, at best once.
+So bandwidth / bytes read is a bound: no drafter or target of this size generates more tokens/s, one
+at a time. What it really reaches is lower, and not known before it runs. A verified window reads
+the weights once for several tokens, so the bound is one of passes, not of committed tokens.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from pilotfish.boards.board import GIB, Board
+from pilotfish.boards.shape import ModelShape, shape_of
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.manifest import Manifest
+
+UNKNOWN = "unknown"
+# Memory of a process that has loaded everything but a model, by the board's plain name.
+RUNTIME_BYTES: dict[str, int] = {}
+Model = Artifact | Manifest | ModelShape
+
+
+class Expectation(Struct, frozen=True, kw_only=True):
+    """What a model takes of a board; None: unknown.
+
+    Attributes:
+        weights_bytes: the weights.
+        kv_bytes: keys and values of all slots at the full context.
+        runtime_bytes: the runtime without a model.
+        board_bytes: the memory that the board has for programs.
+        tokens_per_s_bound: upper bound of passes per second in the fastest power mode.
+        slower_bound: the same in the other power modes, if their memory is slower.
+    """
+
+    weights_bytes: int | None
+    kv_bytes: int
+    runtime_bytes: int | None
+    board_bytes: int | None
+    tokens_per_s_bound: float | None
+    slower_bound: float | None = None
+    context: int
+    slots: int
+
+    @property
+    def known_bytes(self) -> int:
+        """The memory that is known to be needed: a lower bound."""
+        return (self.weights_bytes or 0) + self.kv_bytes + (self.runtime_bytes or 0)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether what is known fits into the board's memory; None: unknown."""
+        if self.board_bytes is None or self.weights_bytes is None:
+            return None
+        return self.known_bytes <= self.board_bytes
+
+    def lines(self) -> list[str]:
+        """Describe the memory and the speed, a line each."""
+        slots = f", {self.slots} slots" if self.slots > 1 else ""
+        memory = (
+            f"memory: weights {size(self.weights_bytes)}, keys and values {size(self.kv_bytes)} "
+            f"(context {self.context}{slots}), runtime {size(self.runtime_bytes)}; of "
+            f"{size(self.board_bytes)}"
+        )
+        if self.tokens_per_s_bound is None:
+            speed = f"speed: {UNKNOWN}, since the memory's bandwidth or the weights are {UNKNOWN}"
+        else:
+            slower = (
+                f" ({self.slower_bound:.0f} in the slower power modes)" if self.slower_bound else ""
+            )
+            speed = (
+                f"speed: at most {self.tokens_per_s_bound:.0f} tokens/s{slower}, by the memory's "
+                "bandwidth; not measured"
+            )
+        return [memory, speed]
+
+
+def expect(
+    board: Board, model: Model, *, context: int | None = None, slots: int = 1
+) -> Expectation:
+    """Return what a model takes of a board.
+
+    Args:
+        model: an artifact, a manifest (then the weights are unknown), or a shape.
+        context: positions per slot; None = the model's.
+        slots: sequences at a time.
+    """
+    shape = model if isinstance(model, ModelShape) else shape_of(model)
+    positions = min(context or shape.context, shape.context)
+    kv_bytes = shape.kv_bytes(positions, slots)
+    # TensorRT may not write a buffer that it reads by ScatterND: docs/engines.md
+    apart = board.gpu and shape.dialect == "opset17"
+    read = None
+    if shape.read_bytes is not None:
+        read = shape.read_bytes + shape.kv_bytes(positions // 2, 1)
+    return Expectation(
+        weights_bytes=shape.weights_bytes,
+        kv_bytes=2 * kv_bytes if apart else kv_bytes,
+        runtime_bytes=RUNTIME_BYTES.get(board.family),
+        board_bytes=board.program_bytes,
+        tokens_per_s_bound=_bound(board.bandwidth_bytes_per_s, read),
+        slower_bound=_bound(board.slower_bytes_per_s, read),
+        context=positions,
+        slots=slots,
+    )
+
+
+def _bound(bandwidth: float | None, read: int | None) -> float | None:
+    return bandwidth / read if bandwidth and read else None
+
+
+def size(count: int | None) -> str:
+    """Return a size in words: "2.1 GiB", "141 MiB", "unknown"."""
+    if count is None:
+        return UNKNOWN
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"

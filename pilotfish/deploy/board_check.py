@@ -1,0 +1,127 @@
+"""Check the artifacts of a bundle against the board that it is for.
+
+In: a board or a JetPack, and artifacts. Out: a `BoardRecord` with what to expect there, or a
+`MisfitError`: an artifact is too large for the board's memory, or would leave its GPU idle.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pilotfish.base.errors import UnsupportedError
+from pilotfish.boards.board import BOARDS, JETPACKS, Board
+from pilotfish.boards.expectation import expect
+from pilotfish.boards.gpu_forms import CUDA, gpu_providers, idle_reasons
+from pilotfish.boards.misfit import Misfit, MisfitError, misfits
+from pilotfish.deploy.board_record import BoardRecord
+from pilotfish.deploy.wheels import Wheel
+from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.tensorrt.engine_file import shipped_engines
+from pilotfish.engines.tensorrt.library import RTX
+
+_GPU_RUNTIME = "onnxruntime-gpu"  # a vendor's wheel, with the provider cuda
+
+
+def check_board(
+    board: Board | None,
+    jetpack: str | None,
+    artifacts: Sequence[Path],
+    *,
+    cpu: bool = False,
+    wheels: Sequence[Path] = (),
+) -> BoardRecord | None:
+    """Return what to expect of artifacts on a board; None if neither board nor JetPack is named.
+
+    cpu: whether the board's GPU may idle. wheels: the bundle's own wheels of packages.
+
+    Raises `MisfitError`, and `UnsupportedError` if ``cpu`` has no GPU to leave idle.
+    """
+    if cpu and (board is None or not board.gpu):
+        raise UnsupportedError("--cpu goes with a --board that has a GPU.")
+    if board is None and jetpack is None:
+        return None
+    has_runtime = any(Wheel.from_path(path).name == _GPU_RUNTIME for path in wheels)
+    further = (CUDA,) if has_runtime else ()
+    opened = [Artifact.open(path) for path in artifacts]
+    if board is None:
+        assert jetpack is not None
+        return _record_of_jetpack(jetpack, opened, further)
+    lines = [f"for {board.title}:"]
+    for artifact in opened:
+        lines += _lines(board, jetpack, artifact, cpu, further)
+    served = expect(board, opened[0])
+    return BoardRecord(
+        board=board.name,
+        title=board.title,
+        jetpack=jetpack,
+        l4t=None if jetpack is None else JETPACKS[jetpack].l4t,
+        tree=board.tree,
+        prefixes=board.prefixes,
+        # the memory of a card is not the system's
+        need_bytes=served.known_bytes if board.integrated or not board.gpu else 0,
+        lines=tuple(lines),
+    )
+
+
+def _lines(
+    board: Board, jetpack: str | None, artifact: Artifact, cpu: bool, further: Sequence[str]
+) -> Iterator[str]:
+    """Yield what to expect of an artifact on a board; raise `MisfitError` if it must not be."""
+    model = artifact.manifest.model
+    listed = misfits(board, artifact, jetpack=jetpack, further=further)
+    if not further and not any(each.kind == "idle-gpu" for each in listed):
+        listed += _missing_engine(board, artifact)
+    for misfit in listed:
+        if cpu and misfit.kind == "idle-gpu":
+            yield f"WARNING: {model} will run on the CPU, and the GPU will idle, as --cpu says"
+        elif misfit.refuses:
+            raise MisfitError(f"{artifact.path}: {misfit.message}")
+        else:
+            yield f"WARNING: {misfit.message}"
+    for line in expect(board, artifact).lines():
+        yield f"{model}: {line}"
+
+
+def _missing_engine(board: Board, artifact: Artifact) -> list[Misfit]:
+    """Return that the GPU would idle, if only an engine uses it, and there is none to bundle."""
+    if gpu_providers(board)[:1] != (RTX.provider,) or shipped_engines(artifact, RTX.provider):
+        return []
+    message = (
+        f"{artifact.manifest.model} would leave the GPU of {board.title} idle, because the "
+        f"artifact's folder has no engine: build one with {RTX.command(artifact.path)}, or accept "
+        "the CPU with --cpu"
+    )
+    return [Misfit(kind="idle-gpu", message=message, refuses=True)]
+
+
+def _record_of_jetpack(
+    jetpack: str, artifacts: Sequence[Artifact], further: Sequence[str]
+) -> BoardRecord:
+    """Return the record for some Jetson with a JetPack: its memory and module are not known."""
+    some_jetson = next(board for board in BOARDS.values() if jetpack in board.jetpacks)
+    lines = ["no --board is named, so nothing is known of the board's memory"]
+    for artifact in artifacts:
+        manifest = artifact.manifest
+        idle = idle_reasons(
+            some_jetson,
+            manifest.dialect,
+            manifest.precision,
+            states=manifest.states is not None,
+            jetpack=jetpack,
+            further=further,
+        )
+        lines += [
+            f"WARNING: {manifest.model} will run on the CPU of a Jetson with JetPack {jetpack}, "
+            f"and the GPU will idle, because {why}: export the model with --board BOARD --jetpack "
+            f"{jetpack}"
+            for why in idle.values()
+        ]
+    return BoardRecord(
+        board=None,
+        title=f"a Jetson with JetPack {jetpack}",
+        jetpack=jetpack,
+        l4t=JETPACKS[jetpack].l4t,
+        tree=(),
+        prefixes=(),
+        need_bytes=0,
+        lines=tuple(lines),
+    )

@@ -1,0 +1,163 @@
+"""`board.json` of a bundle: the board that it was made for, and what it says of the board.
+
+In: a bundle, and the machine to install on. Out: sentences for the user, or an `InstallError` if
+the models cannot fit into the machine's memory. Bundles without a named board have no record.
+
+The record is a file of the bundle's configuration, not a field of its manifest: earlier versions
+install such a bundle, too.
+
+Standard library only: this runs on the board before anything is installed.
+"""
+
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pilotfish.base.prose import one_line
+from pilotfish.deploy import manifest
+from pilotfish.deploy.errors import BundleError, InstallError
+from pilotfish.deploy.manifest import BundleManifest
+from pilotfish.deploy.rootfs import Rootfs
+
+NAME = "board.json"
+_PATH = f"config/{NAME}"
+_MAX_BYTES = 1 << 16
+_TREE = "sys/firmware/devicetree/base"  # /proc/device-tree leads there
+_TEGRA = "nvidia,tegra"  # begins an entry of every Jetson's device tree
+
+
+@dataclass(frozen=True)
+class BoardRecord:
+    """The board that a bundle was made for.
+
+    board: its name for --board; None: the bundle names only a JetPack. title: its maker's name.
+    jetpack, l4t: versions of NVIDIA's software; None: any, or none. tree: entries of the device
+    tree's `compatible` that such a board has; prefixes: beginnings of such entries. need_bytes: the
+    memory that the served model is known to need. lines: what `pilotfish bundle` said of the model
+    on this board.
+    """
+
+    board: str | None
+    title: str
+    jetpack: str | None
+    l4t: str | None
+    tree: tuple[str, ...]
+    prefixes: tuple[str, ...]
+    need_bytes: int
+    lines: tuple[str, ...]
+
+    def encode(self) -> bytes:
+        """Encode as the bytes of `board.json`."""
+        return json.dumps(asdict(self), indent=1).encode() + b"\n"
+
+    def require(self, machine: "MachineFacts") -> None:
+        """Raise `InstallError` if the model needs more memory than the machine has."""
+        if machine.memory_bytes is not None and self.need_bytes > machine.memory_bytes:
+            raise InstallError(
+                f"The model of the bundle needs {_mebibytes(self.need_bytes)} of memory, but this "
+                f"machine has {_mebibytes(machine.memory_bytes)}: make the bundle with a smaller "
+                "model, or with --board for this machine."
+            )
+
+    def sentences(self, machine: "MachineFacts") -> Iterator[str]:
+        """Yield what the bundle says of its board, and how this machine differs from it."""
+        yield from self.lines
+        if self.board is not None and machine.tree and not self._is_board(machine.tree):
+            yield (
+                f"the bundle was made for {self.title}, but this machine is "
+                f"{machine.model or ' '.join(machine.tree)}: make a bundle with its own --board"
+            )
+        release = machine.l4t
+        if self.l4t is not None and release and not f"{release}.".startswith(f"{self.l4t}."):
+            yield (
+                f"the bundle was made for JetPack {self.jetpack} (L4T {self.l4t}), but this system "
+                f"has L4T {release}: make a bundle with its own --jetpack"
+            )
+
+    def _is_board(self, tree: tuple[str, ...]) -> bool:
+        """Return whether a device tree is this board's; a machine without Jetson is no Jetson."""
+        if not self.tree and not self.prefixes:
+            return not any(entry.startswith(_TEGRA) for entry in tree)
+        begins = bool(self.prefixes) and any(each.startswith(self.prefixes) for each in tree)
+        return begins or not set(tree).isdisjoint(self.tree)
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """What is known of the machine to install on; empty or None: unknown.
+
+    tree, model: from its device tree. memory_bytes: what its kernel reports. l4t: such as "36.4.3".
+    """
+
+    tree: tuple[str, ...] = ()
+    model: str = ""
+    memory_bytes: int | None = None
+    l4t: str = ""
+
+    @classmethod
+    def read(cls, root: Rootfs) -> "MachineFacts":
+        """Read the facts; a root file system that does not run shows only its L4T."""
+        l4t = _l4t(root.release)
+        if root.root != Path("/"):
+            return cls(l4t=l4t)
+        return cls(
+            tree=tuple(filter(None, _tree_text(root.root, "compatible").split("\0"))),
+            model=_tree_text(root.root, "model"),
+            memory_bytes=_total_memory(root.root),
+            l4t=l4t,
+        )
+
+
+def read(bundle: Path, contents: BundleManifest) -> BoardRecord | None:
+    """Read a bundle's record; None if it has none.
+
+    Raises `BundleError` if it has another form.
+    """
+    entry = contents.files.get(_PATH)
+    if entry is None:
+        return None
+    try:
+        if entry.size > _MAX_BYTES:
+            raise ValueError("too long")
+        content = io.BytesIO()
+        with manifest.reading(bundle, _PATH, entry) as source:
+            shutil.copyfileobj(source, content)
+        fields = json.loads(content.getvalue())
+        for name in ("tree", "prefixes", "lines"):
+            fields[name] = tuple(map(one_line, fields[name]))
+        fields["title"] = one_line(fields["title"])
+        record = BoardRecord(**fields)
+        if not isinstance(record.need_bytes, int):
+            raise TypeError("need_bytes is a number")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise BundleError(f"{_PATH} of the bundle is damaged: make the bundle again.") from error
+    return record
+
+
+def _tree_text(root: Path, name: str) -> str:
+    with suppress(OSError):
+        raw = (root / _TREE / name).read_bytes()
+        return raw.decode("ascii", "replace").strip("\0\n")
+    return ""
+
+
+def _total_memory(root: Path) -> int | None:
+    with suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/meminfo").read_text("ascii", "replace").splitlines():
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def _l4t(release: str | None) -> str:
+    """Return the version in "R36 (release), REVISION: 4.3, …" as "36.4.3"; "" if there is none."""
+    major, _, rest = (release or "").partition(" (release), REVISION: ")
+    return f"{major.lstrip('R')}.{rest.partition(',')[0]}" if rest else ""
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.0f} MiB"

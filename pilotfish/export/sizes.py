@@ -1,0 +1,54 @@
+"""The sizes of a model before it is exported, from its configuration: no weight is read."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from math import prod
+
+from pilotfish.boards.shape import ModelShape, Parameters
+from pilotfish.engines.manifest import CachedLayer
+from pilotfish.export.export_errors import ExportError
+from pilotfish.export.model_config import ModelConfig
+from pilotfish.export.sources import WeightSource
+from pilotfish.export.weight_recorder import weights
+from pilotfish.export.weights import EMBEDDING, HEAD, TOKEN_TABLE
+
+
+def shape_of_source(source: WeightSource) -> ModelShape:
+    """Return the sizes of a source's model; blocks that cannot be kept are not listed."""
+    config, blocks = source.config, list[str]()
+    with suppress(ExportError):
+        blocks = sorted(source.blocks())
+    heads = [(layer, config.heads_of(layer)) for layer in config.cached]
+    return ModelShape(
+        name=config.name,
+        context=config.short_context or config.context,
+        cached=tuple(
+            CachedLayer(layer=layer, kv_heads=each.keys, head_dim=each.dim) for layer, each in heads
+        ),
+        parameters=count_parameters(config),
+        tied=config.tied,
+        blocks=tuple(blocks),
+        states=bool(config.recurrent),
+    )
+
+
+def count_parameters(config: ModelConfig) -> Parameters:
+    """Count a model's parameters."""
+    counts = dict.fromkeys(("matrices", "experts", "tables", "head", "others"), 0)
+    for name, shape in weights(config):
+        counts[_kind(name, shape)] += prod(shape)
+    experts = config.experts
+    share = 0.0 if experts is None else experts.chosen / experts.count
+    return Parameters(active_experts=round(counts["experts"] * share), **counts)
+
+
+def _kind(name: str, shape: tuple[int, ...]) -> str:
+    """Return the field of `Parameters` that counts a weight."""
+    if name in {EMBEDDING, TOKEN_TABLE} or name.endswith("embed_positions.weight"):
+        return "tables"
+    if name == HEAD:
+        return "head"
+    if ".experts." in name:
+        return "experts"
+    return "matrices" if len(shape) == 2 else "others"

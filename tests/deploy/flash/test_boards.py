@@ -1,0 +1,166 @@
+"""A bundle that names its board: what flash says of it, and what it refuses.
+
+The running board is a chroot with a Jetson's device tree and memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pilotfish.boards.board import board_named
+from pilotfish.deploy import board_record
+from pilotfish.deploy.board_record import BoardRecord
+from pilotfish.deploy.errors import BundleError
+from tests.support.bundles import can_install, current, put, release, seal, tiny_bundle
+
+pytestmark = can_install
+NANO = ("nvidia,p3768-0000+p3767-0005", "nvidia,p3767-0005", "nvidia,tegra234")
+AGX = ("nvidia,p3737-0000+p3701-0005", "nvidia,p3701-0005", "nvidia,tegra234")
+SAID = "tiny: memory: weights 1 MiB"
+
+
+def record(name: str = "orin-nano", **changes: object) -> BoardRecord:
+    board = board_named(name)
+    fields = {
+        "board": board.name,
+        "title": board.title,
+        "jetpack": "6.2",
+        "l4t": "36.4",
+        "tree": board.tree,
+        "prefixes": board.prefixes,
+        "need_bytes": 3 << 30,
+        "lines": (SAID,),
+        **changes,
+    }
+    return BoardRecord(**fields)
+
+
+def bundle_for(folder: Path, made_for: BoardRecord | bytes) -> Path:
+    bundle = tiny_bundle(folder)
+    raw = made_for if isinstance(made_for, bytes) else made_for.encode()
+    (bundle / "config" / board_record.NAME).write_bytes(raw)
+    return seal(bundle)
+
+
+def with_release(root: Path, line: str) -> Path:
+    (root / "etc/nv_tegra_release").write_text(line)
+    return root
+
+
+def test_flash_says_what_bundle_said_and_keeps_the_record(root: Path, tmp_path: Path) -> None:
+    lines = put(root, bundle_for(tmp_path / "bundle", record()))
+    installed = next(line for line in lines if "installed" in line)
+    assert lines.index(SAID) < lines.index(installed)
+    settled = json.loads((root / "etc/pilotfish/board.json").read_text())
+    assert settled["board"] == "orin-nano"
+    assert current(root) == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("release_line", "differs"),
+    [
+        ("# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic", False),
+        ("# R36 (release), REVISION: 3.0, GCID: 36923193, BOARD: generic", True),
+        ("# R39 (release), REVISION: 2.0, GCID: 1, BOARD: generic", True),
+        ("# of another form", False),
+    ],
+)
+def test_another_release_of_the_system_is_named(
+    root: Path, tmp_path: Path, release_line: str, differs: bool
+) -> None:
+    lines = put(with_release(root, release_line), bundle_for(tmp_path / "bundle", record()))
+    sentences = [line for line in lines if "this system has L4T" in line]
+    assert len(sentences) == differs
+    if differs:
+        assert "JetPack 6.2 (L4T 36.4)" in sentences[0]
+        assert "--jetpack" in sentences[0]
+
+
+def test_a_bundle_without_a_board_says_nothing_of_one(root: Path, tmp_path: Path) -> None:
+    lines = put(root, tiny_bundle(tmp_path / "bundle"))
+    assert not [line for line in lines if "memory" in line or "made for" in line]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b"[" * 100_000,
+        record().encode().replace(b'"need_bytes"', b'"x"'),
+        record(need_bytes="much").encode(),
+        record(lines=(1,)).encode(),
+        b" " * (1 << 17),
+    ],
+)
+def test_a_damaged_record_is_refused(root: Path, tmp_path: Path, raw: bytes) -> None:
+    with pytest.raises(BundleError, match=r"board\.json of the bundle is damaged"):
+        put(root, bundle_for(tmp_path / "bundle", raw))
+    assert not (root / "opt/pilotfish/current").exists()
+
+
+def flash_board(bundle: Path, folder: Path, tree: tuple[str, ...], memory_kib: int) -> str:
+    """Flash a board with this device tree and memory; returns exit code and output."""
+    if Path("/run/systemd/system").is_dir():
+        pytest.skip("systemd runs here: this would be a live system")
+    base = folder / "sys/firmware/devicetree/base"
+    base.mkdir(parents=True)
+    (base / "compatible").write_text("\0".join(tree) + "\0")
+    (base / "model").write_text("The maker's own name\0")
+    meminfo = folder / "meminfo"
+    meminfo.write_text(f"MemTotal:        {memory_kib} kB\n")
+    script = (
+        f"mkdir {folder}/up {folder}/all && mount -t tmpfs none {folder}/up && "
+        f"mkdir {folder}/up/up {folder}/up/work && mount -t overlay -o "
+        f"lowerdir=/,upperdir={folder}/up/up,workdir={folder}/up/work none {folder}/all && "
+        f"mount --rbind /dev {folder}/all/dev && mount --rbind /proc {folder}/all/proc && "
+        f"mount --bind {meminfo} {folder}/all/proc/meminfo || exit 99; "
+        f"cp -r {folder}/sys {folder}/all/; "
+        f"cp -r {bundle} {folder}/all/bundle; cp -r {release()}/signers {folder}/all/signers; "
+        f'exec chroot {folder}/all "$@"'
+    )
+    install = [sys.executable, "-m", "pilotfish.deploy.install", "--signers", "/signers", "/bundle"]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *install],
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 99:
+        pytest.skip(f"no overlay can be mounted here: {done.stderr.strip()[-80:]}")
+    if "usr/bin" in done.stderr or "bundle is for Python" in done.stderr:
+        pytest.skip("this machine's own Python is another one")
+    return f"{done.returncode}\n{done.stderr}"
+
+
+def test_the_board_that_the_bundle_is_for(root: Path, tmp_path: Path) -> None:
+    bundle = bundle_for(tmp_path / "bundle", record())
+    output = flash_board(bundle, root.parent, NANO, 7_500_000)
+    assert output.startswith("0\n"), output
+    assert SAID in output
+    assert "but this" not in output
+
+
+def test_another_board_is_named(root: Path, tmp_path: Path) -> None:
+    bundle = bundle_for(tmp_path / "bundle", record())
+    output = flash_board(bundle, root.parent, AGX, 60_000_000)
+    assert output.startswith("0\n"), output
+    assert "made for Jetson Orin Nano 8 GB, but this machine is The maker's own name" in output
+
+
+def test_a_board_with_too_little_memory_is_refused(root: Path, tmp_path: Path) -> None:
+    bundle = bundle_for(tmp_path / "bundle", record())
+    output = flash_board(bundle, root.parent, ("nvidia,p3767-0004",), 2_900_000)
+    assert output.startswith("73\n"), output
+    assert "needs 3072 MiB of memory, but this machine has 2832 MiB" in output
+    assert "is current" not in output
