@@ -19,14 +19,18 @@ examples:
   pilotfish flash --ssh user@board --check
   pilotfish flash --ssh user@board --rollback
 
+If the bundle names its board (`pilotfish bundle --board`), flash says what to expect there, and
+whether the board is another one; it refuses a model that the running board's memory cannot hold.
+
 A bundle is installed only if this machine trusts its signer (the keys in --signers). If the board
 has its own list (/etc/pilotfish/signers), the signer must be in that list, too.
 Settings and keys that /etc/pilotfish has already stay as they are.
 If the service does not start with the new version, the previous one is restored.
 
 Exit codes: 0 done; 1 --check found a fault; 65 the bundle is damaged, is not signed, or its signer
-is not trusted; 73 the bundle cannot be installed there, or a newer one is installed; 75 the service
-does not start; 77 the user is not root, or no signers are named.
+is not trusted; 73 the bundle cannot be installed there, the board lacks memory for its model, or a
+newer one is installed; 75 the service does not start; 77 the user is not root, or no signers are
+named.
 """
 
 

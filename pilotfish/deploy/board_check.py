@@ -37,14 +37,11 @@ def check_board(
     """
     if cpu and (board is None or not board.gpu):
         raise UnsupportedError("--cpu goes with a --board that has a GPU.")
-    if board is None and jetpack is None:
-        return None
     has_runtime = any(Wheel.from_path(path).name == _GPU_RUNTIME for path in wheels)
     further = (CUDA,) if has_runtime else ()
-    opened = [Artifact.open(path) for path in artifacts]
     if board is None:
-        assert jetpack is not None
-        return _record_of_jetpack(jetpack, opened, further)
+        return None if jetpack is None else _record_of_jetpack(jetpack, artifacts, further)
+    opened = [Artifact.open(path) for path in artifacts]
     lines = [f"for {board.title}:"]
     for artifact in opened:
         lines += _lines(board, jetpack, artifact, cpu, further)
@@ -94,13 +91,13 @@ def _missing_engine(board: Board, artifact: Artifact) -> list[Misfit]:
 
 
 def _record_of_jetpack(
-    jetpack: str, artifacts: Sequence[Artifact], further: Sequence[str]
+    jetpack: str, artifacts: Sequence[Path], further: Sequence[str]
 ) -> BoardRecord:
     """Return the record for some Jetson with a JetPack: its memory and module are not known."""
     some_jetson = next(board for board in BOARDS.values() if jetpack in board.jetpacks)
     lines = ["no --board is named, so nothing is known of the board's memory"]
-    for artifact in artifacts:
-        manifest = artifact.manifest
+    for path in artifacts:
+        manifest = Artifact.open(path).manifest
         idle = idle_reasons(
             some_jetson,
             manifest.dialect,

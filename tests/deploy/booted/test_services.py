@@ -342,3 +342,25 @@ def test_reboot_comes_back_by_itself(machine: Machine) -> None:
         machine.until_active(unit)
     machine.until(lambda: served(machine), "a completion is served")
     assert complete(machine, seed=15) == text
+
+
+@pytest.mark.parametrize("unit", [DEVICE, EDGE])
+def test_gpu_that_idles_is_a_warning_in_the_journal(machine: Machine, unit: str) -> None:
+    """The GPU is a file in place of a card's device node, which no library can use."""
+    machine.run("touch", "/dev/nvidia0")
+    try:
+        machine.run("systemctl", "restart", unit)
+        log = machine.run("journalctl", "-u", unit, "-p", "warning", "-o", "cat", "-b")
+        [line, *_] = [
+            line for line in log.splitlines() if "although this machine has a GPU" in line
+        ]
+        assert "(/dev/nvidia0): " in line
+        assert "To use the GPU: " in line
+        assert "the GPU is idle" in machine.show(unit, "StatusText")
+        if unit == DEVICE:
+            status = machine.on_network(lambda: get("/status", API_KEY).json())
+            assert [each["kind"] for each in status["misfits"]] == ["idle-gpu"]
+            assert status["misfits"][0]["message"] in line
+    finally:
+        machine.run("rm", "/dev/nvidia0")
+        machine.run("systemctl", "restart", unit)
