@@ -70,7 +70,8 @@ def engines_of(artifact: Artifact) -> list[PackedEngine]:
         try:
             engines.append(PackedEngine(path, check_engine(path, artifact).key))
         except EngineFileError as error:
-            raise BundleError(f"{error}") from error
+            # otherwise it would stay beside the new engine
+            raise BundleError(f"{error}; delete the old file first") from error
     return engines
 
 
@@ -103,7 +104,8 @@ def require_runtime(engines: Sequence[PackedEngine], wheels: Mapping[str, str]) 
         if all(versions[part] == {engine.key.tensorrt} for part in _PARTS):
             continue
         listed = " and ".join(sorted(versions["libs"] | versions["bindings"]))
-        build = f"build the engine with their version ({RTX.command(engine.path.parents[1])}), or "
+        command = RTX.command(engine.path.parents[1])
+        build = f"delete it and build one with their version ({command}), or "
         raise BundleError(
             f"{engine.path} was built by {RTX.title} {engine.key.tensorrt}, and the wheels to "
             f"install {f'are of version {listed}: {build}' if listed else 'do not have it: '}"
