@@ -23,8 +23,10 @@ from pilotfish.boards.expectation import expect
 from pilotfish.boards.gpu_forms import CPU, FLOATS, gpu_providers, knows_opset24, why_not
 from pilotfish.boards.misfit import Misfit, MisfitError, longest_context, misfits
 from pilotfish.boards.shape import ModelShape
+from pilotfish.engines.manifest import Dialect, Precision
 
 Role = Literal["device", "edge"]
+_Form = tuple[Dialect, Precision, list[str]]  # with reasons
 
 
 class Wishes(Struct, frozen=True, kw_only=True):
@@ -33,8 +35,8 @@ class Wishes(Struct, frozen=True, kw_only=True):
     cpu: whether the model may run on the CPU although the board has a GPU.
     """
 
-    dialect: str | None = None
-    precision: str | None = None
+    dialect: Dialect | None = None
+    precision: Precision | None = None
     context: int | None = None
     cpu: bool = False
 
@@ -52,8 +54,8 @@ class Recipe(Struct, frozen=True, kw_only=True):
         warnings: what speaks against it without refusing it, a sentence each.
     """
 
-    dialect: str
-    precision: str
+    dialect: Dialect
+    precision: Precision
     context: int | None
     providers: tuple[str, ...]
     reasons: tuple[str, ...]
@@ -134,9 +136,7 @@ def check_jetpack(board: Board, jetpack: str | None) -> None:
     )
 
 
-def _for_gpu(
-    board: Board, jetpack: str | None, role: Role, shape: ModelShape
-) -> tuple[str, str, list[str]]:
+def _for_gpu(board: Board, jetpack: str | None, role: Role, shape: ModelShape) -> _Form:
     """Return dialect, precision and reasons for the board's GPU."""
     if not board.jetpacks:
         reason = "TensorRT for RTX and ONNX Runtime's CUDA provider both run it."
@@ -164,11 +164,9 @@ def _for_gpu(
     return "tensorrt", "int4", [f"{reason}; int4 has the least to read per token."]
 
 
-def _for_cpu(
-    board: Board, jetpack: str | None, role: Role, shape: ModelShape
-) -> tuple[str, str, list[str]]:
+def _for_cpu(board: Board, jetpack: str | None, role: Role, shape: ModelShape) -> _Form:
     """Return dialect, precision and reasons for a CPU."""
-    dialect = "opset24"
+    dialect: Dialect = "opset24"
     if role == "edge":
         if jetpack is not None and not knows_opset24(JETPACKS[jetpack].tensorrt):
             dialect = "opset17"  # its Python has no ONNX Runtime for opset 24
@@ -185,7 +183,7 @@ def _blocks(shape: ModelShape) -> str:
     return f"stored keeps the source's blocks ({', '.join(shape.blocks)}) as they are"
 
 
-def _combine(wishes: Wishes, dialect: str, precision: str) -> tuple[str, str]:
+def _combine(wishes: Wishes, dialect: Dialect, precision: Precision) -> tuple[Dialect, Precision]:
     """Return what the caller states, and the board's choice for what it leaves open."""
     if wishes.dialect is not None and wishes.precision is None:
         floats = wishes.dialect == "opset17" and precision not in FLOATS
@@ -197,7 +195,7 @@ def _combine(wishes: Wishes, dialect: str, precision: str) -> tuple[str, str]:
         elif not quantised and dialect == "contrib":
             dialect = "opset24"
         return dialect, wishes.precision
-    return str(wishes.dialect), str(wishes.precision)
+    return wishes.dialect or dialect, wishes.precision or precision
 
 
 def _providers(board: Board, form: ModelShape, jetpack: str | None) -> tuple[str, ...]:

@@ -13,12 +13,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pilotfish.boards.board import BOARDS, Board
+from pilotfish.boards.export_command import export_command
 from pilotfish.boards.gpu_forms import CPU, idle_reasons
 from pilotfish.boards.misfit import Misfit, misfits
 from pilotfish.boards.recognition import recognise, total_memory
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.gpus import IdleGpu, gpu_nodes
-from pilotfish.engines.manifest import Manifest
 
 log = logging.getLogger("pilotfish.boards")
 
@@ -53,7 +53,9 @@ def warn_of_idle_gpu(artifact: Artifact, idle: IdleGpu | None) -> tuple[Misfit, 
         jetpack=None,
     )
     if len(forms) == len(gpu_board.jetpacks or ("",)):  # else only this machine's TensorRT decides
-        why, mending = next(iter(forms.values())), _export_advice(manifest, board)
+        why, mending = next(iter(forms.values())), "choose a model without recurrent states"
+        if manifest.states is None:
+            mending = f"`{export_command(manifest, board)}`, and serve DIR"
     message = (
         f"{manifest.model} runs on the CPU, although this machine has a GPU ({idle.node}): {why}. "
         f"To use the GPU: {mending}; --provider cpu silences this warning"
@@ -79,14 +81,3 @@ def _this_board() -> Board | None:
     if gpu_nodes():
         return None
     return replace(BOARDS[CPU], title="this machine", memory_bytes=total_memory(_ROOT))
-
-
-def _export_advice(manifest: Manifest, board: Board | None) -> str:
-    """Say how to export the model in a form that the GPU runs."""
-    if manifest.states is not None:
-        return "choose a model without recurrent states"
-    source = manifest.source
-    names = {"hub": source.location, "default": "default"}
-    name = "BOARD" if board is None else board.name
-    model = names.get(source.kind, "MODEL")
-    return f"`pilotfish export model {model} --board {name} --out DIR`, and serve DIR"

@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from pilotfish.base.progress import ProgressDisplay
 from pilotfish.base.settings import setting
+from pilotfish.boards.recipe import Recipe, Wishes
 from pilotfish.cli import (
     export_auto,
+    export_board,
     export_bridge,
     export_engine,
     export_keep,
@@ -48,16 +50,20 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
         ),
     ]
     out: Annotated[Path, setting("folder to write", metavar="DIR")]
-    precision: Annotated[
-        Precision | Literal["auto"],
-        setting(
-            "precision of the weights. Target: fp32, or fp16 on a GPU. Drafter on a CPU: stored, "
-            "which keeps the blocks of a GGUF file or of a GPTQ or AWQ checkpoint; else int8, or "
-            "int4 for two thirds of its size (calibrated on a built-in text; acceptance 0.87 "
-            "instead of 0.96); auto: by trial, see below (default: fp32)",
-            choices=(*get_args(Precision), export_auto.AUTO),
-        ),
-    ] = "fp32"
+    precision: (
+        Annotated[
+            Precision | Literal["auto"],
+            setting(
+                "precision of the weights. Target: fp32, or fp16 on a GPU. Drafter on a CPU: "
+                "stored, which keeps the blocks of a GGUF file or of a GPTQ or AWQ checkpoint; "
+                "else int8, or int4 for two thirds of its size (calibrated on a built-in text; "
+                "acceptance 0.87 instead of 0.96); auto: by trial, see below (default: fp32, or "
+                "the board's)",
+                choices=(*get_args(Precision), export_auto.AUTO),
+            ),
+        ]
+        | None
+    ) = None
     dialect: Annotated[
         Literal["auto", "opset24", "opset17", "contrib", "tensorrt", "llamacpp", "genai"],
         setting(
@@ -119,6 +125,7 @@ class ModelSettings(Struct, frozen=True, kw_only=True):
             flag="no-check",
         ),
     ] = True
+    board: Annotated[export_board.BoardSettings, export_board.GROUP] = export_board.BoardSettings()
     trial: Annotated[export_auto.TrialSettings, export_auto.GROUP] = export_auto.TrialSettings()
     keep: Annotated[export_keep.KeepSettings, export_keep.GROUP] = export_keep.KeepSettings()
 
@@ -197,50 +204,70 @@ def export_model(
 
 def _model(args: argparse.Namespace) -> int:
     settings = from_args(args, ModelSettings)
-    if wrong := settings.trial.problem(settings.precision):
+    if wrong := _problem(settings):
         args.usage(wrong)
-    if settings.dialect in {LLAMACPP, GENAI} and settings.precision != "fp32":
-        args.usage(
-            f"--dialect {settings.dialect} keeps the source's precision: leave out --precision"
-        )
-
-    if wrong := settings.keep.problem:
-        args.usage(wrong)
-    source: str | WeightSource = settings.source
-    kept_tokens = None
-    if settings.keep.keep_tokens is not None:
-        if settings.dialect in {LLAMACPP, GENAI}:
-            args.usage(
-                f"--dialect {settings.dialect} keeps the source's head: leave out --keep-tokens"
-            )
-        source = _open_source(settings)
-        kept_tokens = export_keep.choose_kept_tokens(source, settings.keep)
+    opened, kept_tokens = None, None
+    if settings.keep.keep_tokens is not None or settings.board.board is not None:
+        opened = _open_source(settings)
+    if opened is not None and settings.keep.keep_tokens is not None:
+        kept_tokens = export_keep.choose_kept_tokens(opened, settings.keep)
+    precision = settings.precision or "fp32"
+    dialect, context = settings.dialect, settings.context
+    if opened is not None and settings.board.board is not None:
+        chosen = _choose_form(opened, settings, kept_tokens)
+        precision, dialect, context = chosen.precision, chosen.dialect, chosen.context
+        if settings.board.dry_run:
+            return 0
 
     # a trial also prints what each precision costs
-    tried = settings.precision == export_auto.AUTO and settings.trial.requested
+    tried = precision == export_auto.AUTO and settings.trial.requested
 
     def export(precision: Precision, out: Path) -> None:
         export_model(
-            source,
+            opened or settings.source,
             out,
             precision,
-            settings.dialect,
+            dialect,
             settings.first_layers,
-            settings.context,
+            context,
             settings.ignore_keys,
             skipped_layers=settings.skip_layers,
             kept_tokens=kept_tokens,
             check=settings.check and not tried,
         )
 
-    if settings.precision != export_auto.AUTO:
-        export(settings.precision, settings.out)
+    if precision != export_auto.AUTO:
+        export(precision, settings.out)
     elif settings.trial.requested:
-        export_auto.export_fastest(settings.out, settings.dialect, settings.trial, export)
+        export_auto.export_fastest(settings.out, dialect, settings.trial, export)
     else:
         export(export_auto.default_choice(), settings.out)
     print(settings.out)
     return 0
+
+
+def _problem(settings: ModelSettings) -> str | None:
+    """Return what is wrong with the flags; None if nothing is."""
+    return (
+        settings.trial.problem(settings.precision or "fp32")
+        or settings.board.problem
+        or _copy_problem(settings)
+        or settings.keep.problem
+    )
+
+
+def _copy_problem(settings: ModelSettings) -> str | None:
+    """Return which flag would change a model that is copied, or needs its weights' sizes."""
+    if settings.board.board is not None and settings.precision == export_auto.AUTO:
+        return "--precision auto tries the precisions on this machine: leave it out with --board"
+    if settings.dialect not in {LLAMACPP, GENAI}:
+        return None
+    keeps = f"--dialect {settings.dialect} keeps the source's"
+    if settings.precision not in {None, "fp32"}:
+        return f"{keeps} precision: leave out --precision"
+    if settings.keep.keep_tokens is not None:
+        return f"{keeps} head: leave out --keep-tokens"
+    return f"{keeps} form: leave out --board" if settings.board.board is not None else None
 
 
 def _open_source(settings: ModelSettings) -> "WeightSource":
@@ -249,3 +276,19 @@ def _open_source(settings: ModelSettings) -> "WeightSource":
         from pilotfish.export.sources import open_source
     with ProgressDisplay() as display:
         return open_source(settings.source, display.show, settings.ignore_keys)
+
+
+def _choose_form(
+    source: "WeightSource", settings: ModelSettings, kept_tokens: NDArray[np.int64] | None
+) -> Recipe:
+    """Choose dialect, precision and context for the board."""
+    from pilotfish.export.model import select_weights
+
+    part = select_weights(source, settings.first_layers, settings.skip_layers, kept_tokens)
+    wishes = Wishes(
+        dialect=None if settings.dialect == "auto" else settings.dialect,
+        precision=None if settings.precision == export_auto.AUTO else settings.precision,
+        context=settings.context,
+        cpu=settings.board.cpu,
+    )
+    return export_board.choose_form(part, settings.board, wishes)

@@ -1,4 +1,4 @@
-"""``pilotfish export list``: list artifacts, or the supported models."""
+"""``pilotfish export list``: list artifacts, the supported models, or the boards."""
 
 import argparse
 import json
@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pilotfish.base.settings import setting
+from pilotfish.boards.board import ALL_BOARDS, JETPACKS
+from pilotfish.boards.expectation import UNKNOWN, size
 from pilotfish.cli.extras import export_tools
 from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands
@@ -33,12 +35,16 @@ class ListSettings(Struct, frozen=True, kw_only=True):
     supported: Annotated[
         bool, setting("list, instead, the classes of models that `export model` supports")
     ] = False
+    boards: Annotated[
+        bool,
+        setting("list, instead, the boards of `export model --board`, with the sources of figures"),
+    ] = False
     json: Annotated[bool, setting("print JSON")] = False
 
 
 def add_to(actions: Commands) -> None:
     """Register the action."""
-    what = "list artifacts, or the supported models"
+    what = "list artifacts, the supported models, or the boards"
     parser = actions.add_parser("list", help=what, description=f"{what.capitalize()}.")
     add_flags(parser, ListSettings)
     parser.set_defaults(run=_run, usage=parser.error)
@@ -52,6 +58,10 @@ def _run(args: argparse.Namespace) -> int:
         if settings.folder:
             args.usage("--supported lists classes of models and takes no folder")
         return _list_supported(settings)
+    if settings.boards:
+        if settings.folder or settings.supported:
+            args.usage("--boards lists boards, and takes no folder and no --supported")
+        return _list_boards(settings)
     folder = settings.folder or Path()
     entries = list_artifacts(folder)
     if settings.json:
@@ -104,4 +114,36 @@ def _list_supported(settings: ListSettings) -> int:
         f"GenAI's model builder, use --dialect genai; such a model reads only chains, not "
         f"trees."
     )
+    return 0
+
+
+def _list_boards(settings: ListSettings) -> int:
+    if settings.json:
+        listed = {"boards": [*ALL_BOARDS.values()], "jetpacks": [*JETPACKS.values()]}
+        print(json.dumps(msgspec.to_builtins(listed), indent=2))
+        return 0
+    boards = _folding("board", "its maker's name", "memory", "GB/s", "compute", "JetPack")
+    for board in ALL_BOARDS.values():
+        rates = (board.bandwidth_bytes_per_s, board.slower_bytes_per_s)
+        known = [f"{rate / 1e9:g}" for rate in rates if rate is not None]
+        boards.add_row(
+            board.name,
+            board.title,
+            size(board.memory_bytes),
+            " or ".join(known) or UNKNOWN,
+            ", ".join(board.compute) or ("none" if not board.gpu else UNKNOWN),
+            ", ".join(board.jetpacks) or "none",
+        )
+    jetpacks = _folding("JetPack", "L4T", "Python", "CUDA", "TensorRT")
+    for each in JETPACKS.values():
+        jetpacks.add_row(each.version, each.l4t, each.python, each.cuda, each.tensorrt)
+    console = Console(markup=False, highlight=False)
+    console.print(boards)
+    console.print(jetpacks)
+    sourced = {board.name: (board.sources, board.derived) for board in ALL_BOARDS.values()}
+    sourced |= {f"JetPack {each.version}": (each.sources, {}) for each in JETPACKS.values()}
+    for name, (sources, derived) in sourced.items():
+        for figure, source in sources.items():
+            note = f" ({derived[figure]})" if figure in derived else ""
+            console.print(f"{name}: {figure}: {source}{note}", soft_wrap=True)
     return 0

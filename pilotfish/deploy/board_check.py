@@ -10,8 +10,9 @@ from pathlib import Path
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.boards.board import BOARDS, JETPACKS, Board
 from pilotfish.boards.expectation import expect
+from pilotfish.boards.export_command import export_command
 from pilotfish.boards.gpu_forms import CUDA, gpu_providers, idle_reasons
-from pilotfish.boards.misfit import Misfit, MisfitError, misfits
+from pilotfish.boards.misfit import MisfitError, misfits
 from pilotfish.deploy.board_record import BoardRecord
 from pilotfish.deploy.wheels import Wheel
 from pilotfish.engines.artifact import Artifact
@@ -64,30 +65,31 @@ def _lines(
 ) -> Iterator[str]:
     """Yield what to expect of an artifact on a board; raise `MisfitError` if it must not be."""
     model = artifact.manifest.model
-    listed = misfits(board, artifact, jetpack=jetpack, further=further)
-    if not further and not any(each.kind == "idle-gpu" for each in listed):
-        listed += _missing_engine(board, artifact)
-    for misfit in listed:
-        if cpu and misfit.kind == "idle-gpu":
-            yield f"WARNING: {model} will run on the CPU, and the GPU will idle, as --cpu says"
-        elif misfit.refuses:
-            raise MisfitError(f"{artifact.path}: {misfit.message}")
-        else:
-            yield f"WARNING: {misfit.message}"
+    if cpu:
+        yield f"WARNING: {model} will run on the CPU, and the GPU will idle, as --cpu says"
+    for misfit in misfits(board, artifact, jetpack=jetpack, further=further):
+        if cpu and misfit.kind in {"idle-gpu", "some-jetpacks"}:
+            continue
+        if misfit.refuses:
+            advice = ""
+            if misfit.kind == "idle-gpu" and artifact.manifest.states is None:
+                advice = f". The export: {export_command(artifact.manifest, board, jetpack)}"
+            raise MisfitError(f"{artifact.path}: {misfit.message}{advice}")
+        yield f"WARNING: {misfit.message}"
+    if not cpu and not further:
+        _require_engine(board, artifact)
     for line in expect(board, artifact).lines():
         yield f"{model}: {line}"
 
 
-def _missing_engine(board: Board, artifact: Artifact) -> list[Misfit]:
-    """Return that the GPU would idle, if only an engine uses it, and there is none to bundle."""
-    if gpu_providers(board)[:1] != (RTX.provider,) or shipped_engines(artifact, RTX.provider):
-        return []
-    message = (
-        f"{artifact.manifest.model} would leave the GPU of {board.title} idle, because the "
-        f"artifact's folder has no engine: build one with {RTX.command(artifact.path)}, or accept "
-        "the CPU with --cpu"
-    )
-    return [Misfit(kind="idle-gpu", message=message, refuses=True)]
+def _require_engine(board: Board, artifact: Artifact) -> None:
+    """Raise `MisfitError` if only an engine uses the GPU, and there is none to put in a bundle."""
+    if gpu_providers(board)[:1] == (RTX.provider,) and not shipped_engines(artifact, RTX.provider):
+        raise MisfitError(
+            f"{artifact.path}: {artifact.manifest.model} would leave the GPU of {board.title} "
+            f"idle, because its folder has no engine: build one with {RTX.command(artifact.path)}, "
+            "or accept the CPU with --cpu"
+        )
 
 
 def _record_of_jetpack(
@@ -108,8 +110,7 @@ def _record_of_jetpack(
         )
         lines += [
             f"WARNING: {manifest.model} will run on the CPU of a Jetson with JetPack {jetpack}, "
-            f"and the GPU will idle, because {why}: export the model with --board BOARD --jetpack "
-            f"{jetpack}"
+            f"and the GPU will idle, because {why}: {export_command(manifest, None, jetpack)}"
             for why in idle.values()
         ]
     return BoardRecord(

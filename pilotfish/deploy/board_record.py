@@ -1,7 +1,8 @@
 """`board.json` of a bundle: the board that it was made for, and what it says of the board.
 
 In: a bundle, and the machine to install on. Out: sentences for the user, or an `InstallError` if
-the models cannot fit into the machine's memory. Bundles without a named board have no record.
+the models cannot fit into the machine's memory. Bundles without a named board have no record; of
+these, one that leaves the GPU of a Jetson idle is still recognised by its model's dialect.
 
 The record is a file of the bundle's configuration, not a field of its manifest: earlier versions
 install such a bundle, too.
@@ -20,12 +21,15 @@ from pathlib import Path
 from pilotfish.base.prose import one_line
 from pilotfish.deploy import manifest
 from pilotfish.deploy.errors import BundleError, InstallError
-from pilotfish.deploy.manifest import BundleManifest
+from pilotfish.deploy.manifest import BundleManifest, Entry
 from pilotfish.deploy.rootfs import Rootfs
 
 NAME = "board.json"
 _PATH = f"config/{NAME}"
 _MAX_BYTES = 1 << 16
+_MAX_MANIFEST_BYTES = 16 << 20
+# the dialects that no provider of a GPU takes (`boards.gpu_forms`, which the installer cannot use)
+CPU_DIALECTS = ("contrib", "llamacpp", "genai")
 _TREE = "sys/firmware/devicetree/base"  # /proc/device-tree leads there
 _TEGRA = "nvidia,tegra"  # begins an entry of every Jetson's device tree
 
@@ -71,11 +75,10 @@ class BoardRecord:
                 f"the bundle was made for {self.title}, but this machine is "
                 f"{machine.model or ' '.join(machine.tree)}: make a bundle with its own --board"
             )
-        release = machine.l4t
-        if self.l4t is not None and release and not f"{release}.".startswith(f"{self.l4t}."):
+        if self.l4t is not None and machine.l4t and not _is_same(self.l4t, machine.l4t):
             yield (
                 f"the bundle was made for JetPack {self.jetpack} (L4T {self.l4t}), but this system "
-                f"has L4T {release}: make a bundle with its own --jetpack"
+                f"has L4T {machine.l4t}: make a bundle with its own --jetpack"
             )
 
     def _is_board(self, tree: tuple[str, ...]) -> bool:
@@ -123,10 +126,7 @@ def read(bundle: Path, contents: BundleManifest) -> BoardRecord | None:
     try:
         if entry.size > _MAX_BYTES:
             raise ValueError("too long")
-        content = io.BytesIO()
-        with manifest.reading(bundle, _PATH, entry) as source:
-            shutil.copyfileobj(source, content)
-        fields = json.loads(content.getvalue())
+        fields = json.loads(_content(bundle, _PATH, entry))
         for name in ("tree", "prefixes", "lines"):
             fields[name] = tuple(map(one_line, fields[name]))
         fields["title"] = one_line(fields["title"])
@@ -136,6 +136,37 @@ def read(bundle: Path, contents: BundleManifest) -> BoardRecord | None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BundleError(f"{_PATH} of the bundle is damaged: make the bundle again.") from error
     return record
+
+
+def sentence_without_record(
+    bundle: Path, contents: BundleManifest, model: str, root: Rootfs
+) -> str | None:
+    """Return a warning for a bundle without a record, whose model leaves a Jetson's GPU idle.
+
+    model: folder of the served artifact in the bundle.
+    """
+    path = f"artifacts/{model}/manifest.json"
+    entry = contents.files.get(path)
+    if root.release is None or entry is None or entry.size > _MAX_MANIFEST_BYTES:
+        return None
+    try:
+        fields = json.loads(_content(bundle, path, entry))
+        dialect = fields.get("dialect")
+    except (ValueError, AttributeError, RecursionError):
+        return None  # the service says what is wrong with the artifact
+    if dialect not in CPU_DIALECTS:
+        return None
+    return (
+        f"WARNING: the model has the dialect {dialect}, which no GPU runs, so this Jetson's GPU "
+        "will idle: export the model and make the bundle with --board"
+    )
+
+
+def _content(bundle: Path, path: str, entry: Entry) -> bytes:
+    content = io.BytesIO()
+    with manifest.reading(bundle, path, entry) as source:
+        shutil.copyfileobj(source, content)
+    return content.getvalue()
 
 
 def _tree_text(root: Path, name: str) -> str:
@@ -157,6 +188,15 @@ def _l4t(release: str | None) -> str:
     """Return the version in "R36 (release), REVISION: 4.3, …" as "36.4.3"; "" if there is none."""
     major, _, rest = (release or "").partition(" (release), REVISION: ")
     return f"{major.lstrip('R')}.{rest.partition(',')[0]}" if rest else ""
+
+
+def _is_same(wanted: str, version: str) -> bool:
+    """Return whether an L4T is the wanted one ("36.4"), or a later minor version of it."""
+    (major, minor), (its_major, its_minor) = (
+        (*each.split("."), "0")[:2] for each in (wanted, version)
+    )
+    later = minor.isdecimal() and its_minor.isdecimal() and int(its_minor) >= int(minor)
+    return major == its_major and later
 
 
 def _mebibytes(count: int) -> str:

@@ -121,9 +121,7 @@ class Installation:
         """Install a bundle and make it current; on the running system, start it as well."""
         admitted = self.verify(bundle, policy)
         contents = admitted.manifest
-        board = board_record.read(bundle, contents)
-        if board is not None:
-            self._tell(board.sentences(MachineFacts.read(self.root)))
+        self._tell(self._board_sentences(bundle, contents))
         os.umask(0o022)
         with self.versions.locked():
             # checked again, since another installation may have ended meanwhile
@@ -206,6 +204,17 @@ class Installation:
             else:
                 faults.append(f"{unit} is not enabled.")
         return faults
+
+    def _board_sentences(self, bundle: Path, contents: BundleManifest) -> Iterator[str]:
+        """Yield what to expect of the bundle on its board, and how this machine differs from it."""
+        board = board_record.read(bundle, contents)
+        if board is not None:
+            yield from board.sentences(MachineFacts.read(self.root))
+            return
+        model = ARTIFACTS[contents.role]
+        sentence = board_record.sentence_without_record(bundle, contents, model, self.root)
+        if sentence is not None:
+            yield sentence
 
     def _require_no_older(self, contents: BundleManifest) -> None:
         """Raise `InstallError` unless a bundle's version is the current one or a later one."""

@@ -107,7 +107,7 @@ def export_model(
         return _copy(source, out, dialect, ignore_keys, progress, plain=plain)
     kind = choose_dialect(dialect, precision, _runtime())
     weights = _open_weights(source, ignore_keys, progress)
-    weights = _select(weights, first_layers, skipped_layers, head_tokens)
+    weights = select_weights(weights, first_layers, skipped_layers, head_tokens)
     config = _with_context(weights.config, context)
     if precision == STORED and not weights.blocks():
         raise ExportError(
@@ -172,7 +172,7 @@ def _open_weights(
     return weights
 
 
-def _select(
+def select_weights(
     weights: WeightSource,
     first_layers: int | None,
     skipped_layers: Collection[int],

@@ -47,7 +47,9 @@ def test_an_artifact_that_leaves_the_gpu_idle_is_refused_with_the_export_that_do
     assert run(artifacts / "contrib", tmp_path / "out", *words) == 65
     [line] = capsys.readouterr().err.splitlines()
     assert "idle, because tensorrt does not run the dialect contrib: " in line
-    assert f"--board {board} --jetpack 6.2" in line
+    assert line.endswith(
+        f"The export: pilotfish export model MODEL --board {board} --jetpack 6.2 --out DIR"
+    )
     assert "--cpu" in line
     assert not (tmp_path / "out").exists()
 
@@ -117,6 +119,13 @@ def test_the_cpu_by_consent_is_said_loudly_and_configured(
     assert loud[0] in recorded["lines"]
     assert '\nprovider = "cpu"' in (tmp_path / "out/config/device.toml").read_text()
     assert manifest.read(tmp_path / "out").python == "3.10"
+
+
+def test_the_cpu_is_said_loudly_also_of_what_the_gpu_could_run(artifacts: Path) -> None:
+    orin = board_named("orin-nano")
+    board = check_board(orin, "6.2", [artifacts / "opset17"], cpu=True)
+    assert board is not None
+    assert len([line for line in board.lines if "will run on the CPU" in line]) == 1
 
 
 def test_a_jetpack_without_a_board_is_a_warning(artifacts: Path) -> None:

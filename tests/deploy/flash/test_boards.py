@@ -10,13 +10,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from pilotfish.boards.board import board_named
+from pilotfish.boards.gpu_forms import idle_reasons
 from pilotfish.deploy import board_record
 from pilotfish.deploy.board_record import BoardRecord
 from pilotfish.deploy.errors import BundleError
+from pilotfish.engines.manifest import Dialect
 from tests.support.bundles import can_install, current, put, release, seal, tiny_bundle
 
 pytestmark = can_install
@@ -66,6 +69,7 @@ def test_flash_says_what_bundle_said_and_keeps_the_record(root: Path, tmp_path: 
     ("release_line", "differs"),
     [
         ("# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic", False),
+        ("# R36 (release), REVISION: 5.0, GCID: 1, BOARD: generic", False),
         ("# R36 (release), REVISION: 3.0, GCID: 36923193, BOARD: generic", True),
         ("# R39 (release), REVISION: 2.0, GCID: 1, BOARD: generic", True),
         ("# of another form", False),
@@ -85,6 +89,39 @@ def test_another_release_of_the_system_is_named(
 def test_a_bundle_without_a_board_says_nothing_of_one(root: Path, tmp_path: Path) -> None:
     lines = put(root, tiny_bundle(tmp_path / "bundle"))
     assert not [line for line in lines if "memory" in line or "made for" in line]
+
+
+@pytest.mark.parametrize(
+    ("model", "warned"),
+    [
+        ('{"dialect": "contrib"}', True),
+        ('{"dialect": "opset17"}', False),
+        ("[" * 10_000, False),
+        ("[]", False),
+    ],
+)
+def test_an_older_bundle_that_leaves_a_jetsons_gpu_idle(
+    root: Path, tmp_path: Path, model: str, warned: bool
+) -> None:
+    bundle = tiny_bundle(tmp_path / "bundle")
+    (bundle / "artifacts/draft/manifest.json").write_text(model)
+    seal(bundle)
+    lines = put(root, bundle)  # another machine: nothing is known of its GPU
+    assert not [line for line in lines if "WARNING" in line]
+    lines = put(with_release(root, "# R36 (release), REVISION: 4.3"), bundle)
+    warnings = [line for line in lines if "GPU will idle" in line]
+    assert len(warnings) == warned
+
+
+def test_dialects_for_cpus_are_those_of_the_boards_rules() -> None:
+    """The installer has a list of its own, since it runs with the standard library alone."""
+    jetson = board_named("orin-nano")
+    for dialect in get_args(Dialect):
+        idle = all(
+            idle_reasons(jetson, dialect, precision, states=False, jetpack=None, further=("cuda",))
+            for precision in ("fp16", "int4")
+        )
+        assert idle == (dialect in board_record.CPU_DIALECTS), dialect
 
 
 @pytest.mark.parametrize(
