@@ -144,6 +144,9 @@ def _run(args: argparse.Namespace) -> int:
     )
     with ProgressDisplay() as display:
         content, advice = bundle.make(wanted, args.out, display.show)
+    for path in content.files:
+        if "/engines/" in path:
+            print(f"engine: {path} (--provider auto takes it on its GPUs)", file=sys.stderr)
     for line in advice:
         print(f"to do: {line}", file=sys.stderr)
     if args.sign is None:

@@ -11,11 +11,13 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.boards.board import BOARDS, JETPACKS, Board
 from pilotfish.boards.expectation import expect
 from pilotfish.boards.export_command import export_command
-from pilotfish.boards.gpu_forms import CUDA, idle_reasons
+from pilotfish.boards.gpu_forms import CUDA, gpu_providers, idle_reasons
 from pilotfish.boards.misfit import MisfitError, misfits
 from pilotfish.deploy.board_record import BoardRecord
 from pilotfish.deploy.wheels import Wheel
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.tensorrt.engine_file import shipped_engines
+from pilotfish.engines.tensorrt.library import RTX
 
 _GPU_RUNTIME = "onnxruntime-gpu"  # a vendor's wheel, with the provider cuda
 
@@ -74,8 +76,20 @@ def _lines(
                 advice = f". The export: {export_command(artifact.manifest, board, jetpack)}"
             raise MisfitError(f"{artifact.path}: {misfit.message}{advice}")
         yield f"WARNING: {misfit.message}"
+    if not cpu and not further:
+        _require_engine(board, artifact)
     for line in expect(board, artifact).lines():
         yield f"{model}: {line}"
+
+
+def _require_engine(board: Board, artifact: Artifact) -> None:
+    """Raise `MisfitError` if only an engine uses the GPU, and there is none to put in a bundle."""
+    if gpu_providers(board)[:1] == (RTX.provider,) and not shipped_engines(artifact, RTX.provider):
+        raise MisfitError(
+            f"{artifact.path}: {artifact.manifest.model} would leave the GPU of {board.title} "
+            f"idle, because its folder has no engine: build one with {RTX.command(artifact.path)}, "
+            "or accept the CPU with --cpu"
+        )
 
 
 def _record_of_jetpack(

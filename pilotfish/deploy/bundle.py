@@ -24,20 +24,17 @@ from pathlib import Path
 import zmq
 
 from pilotfish.base.errors import KeysError, UnsupportedError
-from pilotfish.deploy import board_record, manifest, signatures, wheelhouse
+from pilotfish.deploy import board_record, manifest, models, signatures, wheelhouse
 from pilotfish.deploy.board_record import BoardRecord
 from pilotfish.deploy.errors import BundleError
 from pilotfish.deploy.install import ARTIFACTS
 from pilotfish.deploy.manifest import BundleManifest, Progress
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.manifest import LLAMACPP, OPSET24
 from pilotfish.wire import keys
 from pilotfish.wire.address import require_address, require_listenable
 from pilotfish.wire.transport import is_loopback
 
 _ADDRESS = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%A-Za-z]+\]):([0-9]{1,5})")
-# the last ONNX Runtime for Python 3.10 is 1.23, which cannot load opset 24
-_OLD_RUNTIME_PYTHON = "3.10"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,18 +75,28 @@ def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleM
     if wanted.secret is not None:
         signatures.require_secret(wanted.secret)
     artifacts = dict(_named(wanted))
+    engines = {name: models.engines_of(artifact) for name, artifact in artifacts.items()}
+    every = [engine for each in engines.values() for engine in each]
+    if wanted.board is not None and wanted.board.jetpack is not None:
+        models.refuse_for_jetson(every)
     with _replacing(out) as folder:
         advice = bring_keys(wanted, folder / "keys", out / "keys")
-        _bring_settings(wanted, folder)
+        _bring_settings(wanted, engines[ARTIFACTS[wanted.role]], folder)
         _bring_signers(wanted, folder / "signers")
         for count, (name, artifact) in enumerate(artifacts.items()):
             progress("copying artifacts", count, len(artifacts))
             artifact.verify()
-            _copy_artifact(artifact, folder / "artifacts" / name)
+            models.copy(artifact, engines[name], folder / "artifacts" / name)
         progress("copying artifacts", len(artifacts), len(artifacts))
         (folder / "wheels").mkdir()
         wheels = wheelhouse.gather(
-            folder / "wheels", wanted.python, wanted.machine, wanted.wheels, progress
+            folder / "wheels",
+            wanted.python,
+            wanted.machine,
+            wanted.wheels,
+            progress,
+            models.extras(every),
+            lambda versions: models.require_runtime(every, versions),
         )
         version = next(wheel.version for wheel in wheels if wheel.name == wheelhouse.NAME)
         progress("writing the manifest", 0, 1)
@@ -99,6 +106,12 @@ def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleM
             signature = signatures.sign(content.encode(), wanted.secret)
             (folder / signatures.NAME).write_bytes(signature)
         progress("writing the manifest", 1, 1)
+    if wanted.role == "edge" and (served := engines[ARTIFACTS["edge"]]):
+        key = models.largest(served)
+        advice.append(
+            f"build the engine with more --slots and --context if {key.slots} sessions of "
+            f"{key.context} tokens are too few: the edge serves what its engine can"
+        )
     return content, advice
 
 
@@ -112,28 +125,12 @@ def _named(wanted: BundleContents) -> Iterator[tuple[str, Artifact]]:
                 f"The folder {path} cannot be called {name!r} in the bundle: rename the folder."
             )
         taken.add(name)
-        artifact = Artifact.open(path)
-        if artifact.manifest.dialect == LLAMACPP:
-            raise BundleError(
-                f"{path} runs on llama.cpp, but no bundle contains a wheel of llama.cpp: "
-                "install the extra llamacpp on the board, or export the model with another "
-                "--dialect."
-            )
-        if artifact.manifest.opset == OPSET24 and wanted.python == _OLD_RUNTIME_PYTHON:
-            raise BundleError(
-                f"{path} has dialect {artifact.manifest.dialect}, which no ONNX Runtime for Python "
-                f"{wanted.python} can load: export the model with --dialect opset17 or contrib."
-            )
-        yield name, artifact
+        yield name, models.open_artifact(path, wanted.python)
 
 
-def _copy_artifact(artifact: Artifact, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    for name in ("manifest.json", *artifact.manifest.files):
-        shutil.copyfile(artifact.path / name, folder / name)
-
-
-def _bring_settings(wanted: BundleContents, folder: Path) -> None:
+def _bring_settings(
+    wanted: BundleContents, engines: Sequence[models.PackedEngine], folder: Path
+) -> None:
     """Write the units and the role's configuration, an example file with the bundle's address."""
     for name in ("systemd", "config"):
         (folder / name).mkdir()
@@ -149,6 +146,8 @@ def _bring_settings(wanted: BundleContents, folder: Path) -> None:
         text = re.sub(rf"(?m)^{key} = .*$", f'{key} = "{wanted.address}"', text)
         if not (folder / "keys").is_dir():
             text = re.sub(r"(?m)^keys = ", "#keys = ", text)
+        if name == "edge.toml":
+            text = models.edge_settings(text, engines)
         if wanted.cpu and not name.startswith("watch"):
             text += '\nprovider = "cpu"  # chosen by --cpu of `pilotfish bundle`\n'
         (folder / "config" / name).write_text(text)

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata, resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +35,8 @@ RUNTIME = "onnxruntime"
 RUNTIME_EXTRA = "cpu"
 # Minor version of the newest glibc 2.x that wheels may require; supported systems have a later one.
 _GLIBC_MINOR = 31
+# (extra, machine) → the same, for an extra whose wheels require a newer glibc
+_NEWER_GLIBC_MINOR = {("tensorrt-rtx", "aarch64"): 35}
 _OLD_NAMES = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 _DATE = (1980, 1, 1, 0, 0, 0)  # date of all members of a wheel, so that wheels are reproducible
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;\\]+)")
@@ -44,16 +46,30 @@ _UNREACHABLE = re.compile(
 
 
 def gather(
-    out: Path, python: str, machine: str, wheel_paths: Sequence[Path], progress: Progress
+    out: Path,
+    python: str,
+    machine: str,
+    wheel_paths: Sequence[Path],
+    progress: Progress,
+    extras: Sequence[str] = (),
+    check: Callable[[Mapping[str, str]], None] | None = None,
 ) -> list[Wheel]:
-    """Fill the folder ``out`` with every wheel that a bundle needs."""
-    progress("packing pilotfish", 0, 1)
-    pilotfish_wheel = pack(out)
-    progress("packing pilotfish", 1, 1)
+    """Fill the folder ``out`` with every wheel that a bundle needs.
+
+    extras: further extras of pilotfish. An extra is left out if an extra wheel's name begins with
+    the extra's name: then all of its wheels must be given. check: function that gets name →
+    version of all wheels before any is downloaded, and may raise.
+    """
     replacing = [_checked_wheel(path, python, machine) for path in wheel_paths]
+    progress("packing pilotfish", 0, 1)
+    pilotfish_wheel = pack(out, _chosen(extras, replacing))
+    progress("packing pilotfish", 1, 1)
     with tempfile.TemporaryDirectory() as scratch:
-        pins = resolve(Path(scratch), pilotfish_wheel, replacing, python, machine, progress)
-        fetch(Path(scratch), pins, out, python, machine, progress)
+        pins = resolve(Path(scratch), pilotfish_wheel, replacing, python, machine, progress, extras)
+        if check is not None:
+            versions = {match["name"]: match["version"] for match in map(_PIN.match, pins) if match}
+            check(versions | {wheel.name: wheel.version for wheel in replacing})
+        fetch(Path(scratch), pins, out, python, machine, progress, extras)
     for wheel in replacing:
         shutil.copyfile(wheel.path, out / wheel.path.name)
     wheels = [Wheel.from_path(path) for path in sorted(out.iterdir())]
@@ -71,6 +87,7 @@ def resolve(
     python: str,
     machine: str,
     progress: Progress,
+    extras: Sequence[str] = (),
 ) -> list[str]:
     """Return the wheels to download, as requirements ``name==version`` with hashes.
 
@@ -78,11 +95,10 @@ def resolve(
         FetchError: if there is no set of wheels for that Python and machine, or no network.
     """
     names = {wheel.name for wheel in extra_wheels}
-    runtime = any(name.startswith(RUNTIME) for name in names)
-    extras = ",".join([*EXTRAS, *([] if runtime else [RUNTIME_EXTRA])])
+    chosen = ",".join(_chosen(extras, extra_wheels))
     requirements_in = scratch / "wanted.txt"
     requirements_in.write_text(
-        f"{NAME}[{extras}] @ {pilotfish_wheel.path.resolve().as_uri()}\n"
+        f"{NAME}[{chosen}] @ {pilotfish_wheel.path.resolve().as_uri()}\n"
         + "".join(f"{wheel.name} @ {wheel.path.resolve().as_uri()}\n" for wheel in extra_wheels)
     )
     pins = scratch / "pins.txt"
@@ -102,7 +118,7 @@ def resolve(
             "--quiet",
         ),
         *("--python-version", python),
-        *("--python-platform", f"{machine}-manylinux_2_{_GLIBC_MINOR}"),
+        *("--python-platform", f"{machine}-manylinux_2_{glibc_minor(machine, extras)}"),
         *("--only-binary", ":all:", "--generate-hashes", "--no-annotate", "--no-header"),
     )
     done = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -120,6 +136,7 @@ def fetch(
     python: str,
     machine: str,
     progress: Progress,
+    extras: Sequence[str] = (),
 ) -> None:
     """Download the resolved wheels into ``out``, and compare each with its hashes."""
     listed = scratch / "fetch.txt"
@@ -130,7 +147,7 @@ def fetch(
         *("--no-deps", "--require-hashes", "--only-binary", ":all:", "--no-input"),
         *("--python-version", python, "--implementation", "cp", "--progress-bar", "off"),
         *("--disable-pip-version-check",),
-        *(f"--platform={platform}" for platform in platforms(machine)),
+        *(f"--platform={tag}" for tag in platforms(machine, extras)),
     )
     count = len(requirements)
     progress("fetching wheels", 0, count)
@@ -149,25 +166,31 @@ def fetch(
         raise FetchError(f"The wheels cannot be fetched: {_reason(''.join(lines))}")
 
 
-def platforms(machine: str) -> Iterator[str]:
+def glibc_minor(machine: str, extras: Sequence[str] = ()) -> int:
+    """Return the minor version of the newest glibc 2.x that the wheels of a bundle may require."""
+    return max([_GLIBC_MINOR, *(_NEWER_GLIBC_MINOR.get((extra, machine), 0) for extra in extras)])
+
+
+def platforms(machine: str, extras: Sequence[str] = ()) -> Iterator[str]:
     """Yield every compatible platform tag, since pip does not derive tags of older systems."""
-    for minor in range(_GLIBC_MINOR, 4, -1):
+    for minor in range(glibc_minor(machine, extras), 4, -1):
         yield f"manylinux_2_{minor}_{machine}"
         if minor in _OLD_NAMES:
             yield f"{_OLD_NAMES[minor]}_{machine}"
 
 
-def pack(out: Path) -> Wheel:
+def pack(out: Path, extras: Sequence[str] = (*EXTRAS, RUNTIME_EXTRA)) -> Wheel:
     """Write a wheel of the running pilotfish from its own files, without a build tool.
 
-    The same files give the same bytes. The metadata are those of the running installation.
+    The same files give the same bytes. The metadata are those of the running installation, which
+    must know the extras.
     """
     try:
         distribution = metadata.distribution(NAME)
     except metadata.PackageNotFoundError:
         distribution = None
     known = (distribution.metadata.get_all("Provides-Extra") or []) if distribution else []
-    if distribution is None or not {*EXTRAS, RUNTIME_EXTRA} <= {*known}:
+    if distribution is None or not {*extras} <= {*known}:
         raise BundleError(
             "This pilotfish was not installed by pip, or its code is newer than the "
             "installation: run "
@@ -222,6 +245,20 @@ def _checked_wheel(path: Path, python: str, machine: str) -> Wheel:
     if not wheel.fits(python, machine):
         raise BundleError(f"The wheel {path.name} is not for Python {python} on {machine}.")
     return wheel
+
+
+def _chosen(extras: Sequence[str], extra_wheels: Sequence[Wheel]) -> list[str]:
+    """Return the extras of pilotfish to install: without those that extra wheels replace."""
+    begins = {RUNTIME_EXTRA: RUNTIME, **{extra: extra for extra in extras}}
+    names = [wheel.name for wheel in extra_wheels]
+    return [
+        *EXTRAS,
+        *(
+            extra
+            for extra, begin in begins.items()
+            if not any(name.startswith(begin) for name in names)
+        ),
+    ]
 
 
 def _pins(leave_out: set[str]) -> Iterator[str]:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO
 
 from pilotfish.deploy.errors import BundleError
+from pilotfish.deploy.manifest import hash_file
 
 SITE = "site"
 # Folder of `NAME.data` → target in the version's folder. There is no other target, so that a
@@ -105,7 +106,7 @@ class Wheel:
                 target = folder / placed(info.filename)
                 what = f"{info.filename} in {self.path.name}"
                 if target.exists():  # two wheels may share a file, such as an empty __init__.py
-                    if hashlib.sha256(target.read_bytes()).digest() != digest:
+                    if bytes.fromhex(hash_file(target)) != digest:
                         raise BundleError(f"{what} is in another wheel too, with other content.")
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)

@@ -13,12 +13,8 @@ from pilotfish.boards.misfit import MisfitError
 from pilotfish.cli import main
 from pilotfish.deploy import manifest
 from pilotfish.deploy.board_check import check_board
-from tests.deploy.test_bundle import index, own_keys
 from tests.support.bundles import write_wheel
 from tests.support.tiny import tiny_artifact
-
-assert index
-assert own_keys  # fixtures
 
 JETSONS = ("orin-nano", "orin-nx", "agx-orin")
 
