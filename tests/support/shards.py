@@ -5,6 +5,7 @@ files. How long a file takes is known from an earlier run (`DURATIONS`): long fi
 batches become shorter towards the end, when no process shall wait for another.
 
 A process that dies takes down one test, which has failed; the rest of its batch runs in another.
+A process that hangs is made to die, and shows where its threads are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,10 @@ _UNKNOWN_S = 2.0  # of a file that is not in DURATIONS
 _POLL_S = 0.1
 _PROGRESS_S = 20.0  # between two lines, at most
 _END_S = 15.0  # for processes that are interrupted, to close their fixtures
+# A process hangs that writes no outcome for so long, or that runs on after its last test for so
+# long. The first is longer than any test's own limit, which a test that holds Python's lock passes.
+_SILENT_S, _EXIT_S = 1800.0, 60.0
+_ABORT_S = 5.0  # for a process that hangs, to write where its threads are
 
 
 @dataclass
@@ -91,7 +97,10 @@ class Batch:
         self._line = ""  # its last one, as far as it is written
         self.collected: dict[str, None] | None = None  # tests that have not ended
         self.under_way: str | None = None
-        command = [sys.executable, "-m", "pytest", *OPTIONS, "--outcomes", str(outcomes)]
+        self._last, self._read_at = tests[-1], time.monotonic()
+        # when it is made to die, it writes where its threads are
+        command = [sys.executable, "-X", "faulthandler", "-m", "pytest"]
+        command += [*OPTIONS, "--outcomes", str(outcomes)]
         with open(self.log or "/dev/null", "wb") as file:
             output = None if self.log is None else file
             self.process = subprocess.Popen(
@@ -105,6 +114,7 @@ class Batch:
             if not line.endswith("\n"):
                 return
             row, self._line = json.loads(self._line), ""
+            self._read_at = time.monotonic()
             if "collected" in row:
                 self.collected = dict.fromkeys(row["collected"])
             elif "started" in row:
@@ -112,8 +122,23 @@ class Batch:
             else:
                 if row["test"] == self.under_way:
                     self.under_way = None
+                self._last = row["test"]
                 (self.collected or {}).pop(row["test"], None)
                 yield row
+
+    def hangs_in(self) -> str | None:
+        """Return the test that hangs, or after which its process does; None: it goes on."""
+        limit_s = _EXIT_S if self.collected == {} else _SILENT_S
+        if self.process.poll() is not None or time.monotonic() < self._read_at + limit_s:
+            return None
+        return self.under_way or self._last
+
+    def abort(self) -> None:
+        """Make the process die."""
+        self.process.send_signal(signal.SIGABRT)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_ABORT_S)
+        self.process.kill()
 
     def close(self) -> None:
         """Stop reading."""
@@ -193,6 +218,10 @@ class Shards:
             if has_ended:
                 self._running.remove(batch)
                 self._take_leave(batch)
+            elif test := batch.hangs_in():
+                print(f"a process hangs, and is ended: in or after {test}", flush=True)
+                batch.abort()
+                self.results.add({"test": test, "outcome": "failed", "seconds": 0.0, "markers": []})
         if self._workers > 1 and time.monotonic() > self._printed_at + _PROGRESS_S:
             self._print_progress()
 

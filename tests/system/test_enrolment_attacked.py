@@ -411,10 +411,12 @@ def flooding(edge: EdgeServer, invited: Invited) -> Iterator[None]:
     threads = [threading.Thread(target=each) for each in (strangers, noise)]
     for thread in threads:
         thread.start()
-    yield
-    ended.set()
-    for thread in threads:
-        thread.join()
+    try:
+        yield
+    finally:  # or a test that fails would leave threads for which Python waits at its exit
+        ended.set()
+        for thread in threads:
+            thread.join()
 
 
 # Killed, and a full disk

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.__main__ import split_arguments
+from tests.support import shards
 from tests.support.shards import NO_TESTS, ROOT, Results, Shards, important, take_batch, units
 
 FILES = {
@@ -19,6 +20,13 @@ FILES = {
         "import os\ndef test_before(): pass\ndef test_it(): os._exit(0)\ndef test_after(): pass\n"
     ),
     "test_waits.py": "import time\ndef test_it(): time.sleep(300)\n",
+    # a thread that Python joins at its exit
+    "test_never_exits.py": (
+        "import threading, time\n"
+        "def linger(): time.sleep(300)\n"
+        "def test_before(): pass\n"
+        "def test_it(): threading.Thread(target=linger).start()\n"
+    ),
     "test_dies_when_imported.py": "import os\nos._exit(3)\n",
 }
 
@@ -35,7 +43,8 @@ def run(folder: Path, *names: str, **options: bool) -> Results:
 
 
 def test_every_test_has_its_outcome(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    results = run(tmp_path, *(name for name in FILES if name != "test_waits.py"))
+    slow = ("test_waits.py", "test_never_exits.py")
+    results = run(tmp_path, *(name for name in FILES if name not in slow))
     assert results.outcomes == {
         "test_passes.py::test_one": "passed",
         "test_passes.py::test_two": "passed",
@@ -52,6 +61,20 @@ def test_every_test_has_its_outcome(tmp_path: Path, capfd: pytest.CaptureFixture
     assert "assert False" in output
     assert "No module named 'no_such_module'" in output
     assert output.count("a process ended with status 0, in") == 1
+
+
+def test_a_process_that_does_not_exit_is_ended_and_its_last_test_has_failed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "_EXIT_S", 0.5)
+    results = run(tmp_path, "test_never_exits.py")
+    assert results.outcomes == {
+        "test_never_exits.py::test_before": "passed",
+        "test_never_exits.py::test_it": "failed",
+    }
+    output = capfd.readouterr().out
+    assert "after test_never_exits.py::test_it" in output
+    assert "in linger" in output  # where it hangs
 
 
 def test_without_tests_it_says_so(tmp_path: Path) -> None:
