@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -19,9 +19,9 @@ TARGET = "var/lib/pilotfish/target"
 
 
 @pytest.fixture(scope="module")
-def edge_board(fresh, prepared: Prepared) -> Board:
+def edge_board(fresh: Callable[[], Board], prepared: Prepared) -> Board:
     """A board on which the package was installed; systemd does not run there."""
-    board: Board = fresh()
+    board = fresh()
     shutil.copy(prepared.package, board.root / "root")
     board.run("dpkg", "--install", f"/root/{prepared.package.name}")
     return board
