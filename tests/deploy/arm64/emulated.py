@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 from tests.deploy.booted.machine import child
@@ -65,7 +64,6 @@ class Emulation:
     def __init__(self) -> None:
         self._first: subprocess.Popen[str] | None = None
         self._leader = 0
-        self._folder = tempfile.TemporaryDirectory()
 
     def begin(self) -> None:
         """Make the namespaces; `Impossible` says why they cannot be made here."""
@@ -94,12 +92,11 @@ class Emulation:
             self._first.kill()
             self._first.communicate()
             self._first = None
-        self._folder.cleanup()
 
     def prepare(self, root: Path) -> None:
         """Mount below ``root`` what programs expect of a running system."""
         cores = len(os.sched_getaffinity(0))
-        cpus = Path(self._folder.name) / "cpuinfo"
+        cpus = root / "run/cpuinfo"
         cpus.write_text("".join(_CORE.format(core=core) for core in range(cores)))
         commands = [
             ("mount", "-t", "proc", "none", root / "proc"),

@@ -23,7 +23,7 @@ from tests.deploy.arm64.emulated import Emulation
 emulation = Emulation()
 emulation.begin()
 root = Path(sys.argv[1])
-for name in ("proc", "sys", "dev/shm"):
+for name in ("proc", "run", "sys", "dev/shm"):
     (root / name).mkdir(parents=True)
 (root / "proc/cpuinfo").touch()
 emulation.prepare(root)
