@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 DURATIONS = ROOT / "tests/durations.json"
 KINDS = ("timing", "slow")
 # Folders whose files share fixtures that take long to make: they stay together.
-TOGETHER = ("tests/deploy/booted",)
+TOGETHER = ("tests/deploy/arm64", "tests/deploy/booted")
 # Each process's options. The cache is the user's, and `addopts` asks for more than is printed here.
 OPTIONS = ("-p", "tests.support.outcomes", "-p", "no:cacheprovider", "-o", "addopts=")
 OPTIONS += ("-q", "--strict-markers", "--continue-on-collection-errors")

@@ -27,6 +27,7 @@ from tests.support.shards import ROOT
         ("tests/lab/field/test_resume.py", {"field"}),
         ("tests/lab/test_runs.py", set()),
         ("tests/deploy/booted/machine.py", {"deploy"}),
+        ("tests/deploy/arm64/emulated.py", {"deploy"}),
         ("pilotfish/systemd/pilotfish-edge.service", {"deploy"}),
         ("pilotfish/edge_runtime/loop.py", {"edge_runtime", "system"}),
         ("pilotfish/wire/channel.py", {"device_runtime", "edge_runtime", "system", "wire"}),

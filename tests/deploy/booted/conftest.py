@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,14 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tar file of a fresh rootfs; skips where no system can be booted, and tries once."""
-    value = os.environ.get("PILOTFISH_CACHE")
-    try:
+    with possible("PILOTFISH_BOOTED", "be booted"):
         rootfs.tools()
-        return rootfs.archive(Path(value) / "tests" if value else tmp_path_factory.mktemp("rootfs"))
-    except rootfs.Impossible as reason:
-        if os.environ.get("PILOTFISH_BOOTED") == "required":
-            pytest.fail(f"systems must be booted here, but {reason}")
-        pytest.skip(f"no system can be booted: {reason}")
+        return rootfs.archive(cache(tmp_path_factory))
 
 
 @pytest.fixture(scope="session")
@@ -116,6 +112,23 @@ def board(tmp_path_factory: pytest.TempPathFactory, archive: Path) -> Iterator[M
         yield machine
     finally:
         machine.shut_down()
+
+
+@contextmanager
+def possible(variable: str, what: str) -> Iterator[None]:
+    """Skip what needs a system that is impossible here; fail if ``variable`` says "required"."""
+    try:
+        yield
+    except rootfs.Impossible as reason:
+        if os.environ.get(variable) == "required":
+            pytest.fail(f"systems must {what} here, but {reason}")
+        pytest.skip(f"no system can {what}: {reason}")
+
+
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that keeps the rootfs of the tests."""
+    value = os.environ.get("PILOTFISH_CACHE")
+    return Path(value) / "tests" if value else tmp_path_factory.mktemp("rootfs")
 
 
 def install_edge(machine: Machine, prepared: Prepared) -> None:

@@ -54,7 +54,7 @@ class Machine:
             )
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s and self._nspawn.poll() is None:
-            self._leader = _child(self._nspawn.pid)
+            self._leader = child(self._nspawn.pid)
             if self._leader and self._up():
                 return
             time.sleep(0.05)
@@ -215,7 +215,8 @@ def _remove(group: Path, timeout_s: float = 10.0) -> None:
         time.sleep(0.02)
 
 
-def _child(pid: int) -> int:
+def child(pid: int) -> int:
+    """The first child of a process; 0 if it has none."""
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     except OSError:

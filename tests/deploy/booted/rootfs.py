@@ -1,5 +1,7 @@
 """A minimal Debian or Ubuntu of this machine's own release, made once and unpacked for each run.
 
+It is of this machine's architecture, or of another one whose programs this machine runs.
+
 What debootstrap mounts there, and runs, is in namespaces of its own: nothing of it outlives it.
 """
 
@@ -12,10 +14,12 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 INCLUDED = ("systemd", "systemd-sysv", "dbus", "python3", "procps", "openssh-client")
+TOOLS = {"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container"}
 _LEFT_OUT = ("usr/share/doc/*", "usr/share/man/*", "usr/share/locale/*", "var/cache/apt/*",
              "var/lib/apt/lists/*")  # fmt: skip
 # What is mounted, and who runs, in there goes with it, however it ends.
@@ -25,14 +29,24 @@ _LINE = re.compile(r"^deb\s+(?:\[[^]]*\]\s+)?(\S+)\s+(\S+)", re.MULTILINE)
 
 
 class Impossible(Exception):  # noqa: N818  # it is a reason to skip tests, not an error
-    """Why no system can be booted here, in a sentence."""
+    """Why no system can be made or run here, in a sentence."""
 
 
-def tools() -> None:
-    """Raise `Impossible` where systems cannot be made or booted."""
+@dataclass(frozen=True)
+class Foreign:
+    """Another architecture.
+
+    name: Debian's name of it. words: the words by which this machine runs a command in a root.
+    """
+
+    name: str
+    words: Callable[..., Sequence[str]]
+
+
+def tools(packages: Mapping[str, str] = TOOLS) -> None:
+    """Raise `Impossible` where systems cannot be made or run; packages: tool → its package."""
     if os.geteuid() != 0:
-        raise Impossible("booting a system needs root")
-    packages = {"debootstrap": "debootstrap", "systemd-nspawn": "systemd-container"}
+        raise Impossible("a system of its own needs root")
     for tool, package in packages.items():
         if shutil.which(tool) is None:
             raise Impossible(f"{tool} is missing: install the package {package}")
@@ -53,17 +67,20 @@ def tools() -> None:
         raise Impossible(f"no namespaces here: {done.stderr.strip()}")
 
 
-def archive(cache: Path, packages: Sequence[str] = INCLUDED) -> Path:
+def archive(
+    cache: Path, packages: Sequence[str] = INCLUDED, foreign: Foreign | None = None
+) -> Path:
     """The tar file of a fresh rootfs in ``cache``; made there when it is missing."""
     mirror, suite = release()
     wanted = hashlib.sha256(" ".join((suite, *packages, *_LEFT_OUT)).encode()).hexdigest()[:8]
-    result = cache / f"rootfs-{suite}-{wanted}.tar"
+    kind = f"{suite}-{foreign.name}" if foreign else suite
+    result = cache / f"rootfs-{kind}-{wanted}.tar"
     if not result.exists():
         cache.mkdir(parents=True, exist_ok=True)
         building = cache / f"{result.name}.{os.getpid()}"
         shutil.rmtree(building, ignore_errors=True)  # a killed run's, whose number comes again
         try:
-            _debootstrap(suite, building, mirror, packages)
+            _debootstrap(suite, building, mirror, packages, foreign)
             partial = building.with_suffix(".tar")
             leave_out = [f"--exclude=./{pattern}" for pattern in _LEFT_OUT]
             _check("tar", "-C", building, "-cf", partial, *leave_out, "--numeric-owner", ".")
@@ -112,11 +129,19 @@ def _sources() -> list[tuple[str, list[str]]]:
     return results
 
 
-def _debootstrap(suite: str, root: Path, mirror: str, packages: Sequence[str]) -> None:
+def _debootstrap(
+    suite: str, root: Path, mirror: str, packages: Sequence[str], foreign: Foreign | None
+) -> None:
     include = f"--include={','.join(packages)}"
-    command = ["debootstrap", "--variant=minbase", include, suite, root, mirror]
+    options = ["--foreign", f"--arch={foreign.name}"] if foreign else []
+    command = ["debootstrap", *options, "--variant=minbase", include, suite, root, mirror]
     try:
         _check(*command, within=_ALONE, limit_s=LIMIT_S)
+        if foreign:
+            (root / "etc/dpkg/dpkg.cfg.d/unsafe-io").write_text("force-unsafe-io\n")
+            # it has its devices already; in a user namespace it could make none, as in lxc
+            second = ("env", "container=lxc", "/debootstrap/debootstrap", "--second-stage")
+            _check(*second, within=foreign.words(root), limit_s=LIMIT_S)
     except Impossible as reason:
         log = root / "debootstrap/debootstrap.log"
         info = f"; its log: {_end(log.read_text(errors='replace'))}" if log.exists() else ""
