@@ -17,7 +17,7 @@ _LAST = {
     "tegra186": ("Jetson TX2", "4.6", "3.6"),
     "tegra194": ("Jetson Xavier", "5.1", "3.8"),
 }
-_INSTALL = "sudo apt update && sudo apt install nvidia-jetpack"
+JETPACK = "sudo apt update && sudo apt install nvidia-jetpack"
 _HOT_C = 5.0  # °C below the limit from which a machine is called hot
 _HOT_ANYWHERE_C = 95.0  # the same for a sensor whose limit is not known
 
@@ -101,7 +101,7 @@ def _libraries(facts: MachineFacts) -> Iterator[Finding]:
             "JetPack",
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, so "
             "nothing can use the GPU: L4T alone does not bring JetPack's libraries.",
-            _INSTALL,
+            JETPACK,
         )
     elif facts.absent is not None and facts.tensorrt is None and facts.tensorrt_libraries:
         yield from _wrong_python(facts)

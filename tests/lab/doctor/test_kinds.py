@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pilotfish.lab.doctor.commands import Output
-from pilotfish.lab.doctor.machine import PROBE, UNITS
+from pilotfish.lab.doctor.machine import PROBE, UNITS, Machine
 from pilotfish.lab.doctor.outlook import Subject
 from tests.conftest import Pair
 from tests.support.machines import ORIN_NANO, examined, machine_of, mends, plant, subjects
@@ -321,3 +322,28 @@ def test_a_model_larger_than_the_board_is_a_fault(tmp_path: Path, pair: Pair) ->
     subject = Subject(model=pair.draft, source="device.toml")
     examination = examined(machine_of(tmp_path, files), subject)
     assert "model" in subjects(examination, "fault")
+
+
+def test_a_library_that_a_program_misses(tmp_path: Path) -> None:
+    """Whatever program says so: ONNX Runtime loads its provider only in a session."""
+    line = "Failed to load library libonnxruntime_providers_cuda.so with error: "
+    text = f"{line}libcudnn.so.9: cannot open shared object file: No such file or directory"
+    outputs = {"nvidia-smi": SMI, "./run.sh": Output(text, 1)}
+    examination = examined(Machine(plant(tmp_path / "a", RTX), _as_outputs(outputs)))
+    assert mends(examination, "CUDA") == ["pip install 'pilotfish[gpu]'"]
+    outputs = {"nvcc -V": "Cuda compilation tools, release 12.6, V12.6.68\n", "./x": text}
+    examination = examined(Machine(plant(tmp_path / "b", ORIN_NANO), _as_outputs(outputs)))
+    assert mends(examination, "CUDA") == ["sudo apt update && sudo apt install nvidia-jetpack"]
+
+
+def test_docker_without_nvidias_runtime(tmp_path: Path) -> None:
+    text = 'docker: Error response from daemon: could not select device driver "" with'
+    outputs = {"docker run --gpus all x": Output(text, 125)}
+    examination = examined(Machine(plant(tmp_path, RTX), _as_outputs(outputs)))
+    (mend,) = mends(examination, "GPU")
+    assert mend is not None
+    assert "nvidia-container-toolkit" in mend
+
+
+def _as_outputs(outputs: dict[str, Any]) -> dict[str, Output]:
+    return {line: Output(each) if isinstance(each, str) else each for line, each in outputs.items()}
