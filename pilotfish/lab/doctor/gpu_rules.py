@@ -87,7 +87,9 @@ def _cuda(facts: MachineFacts) -> Iterator[Finding]:
                 f"version of the driver than {facts.driver or 'this'}, mends it mostly.",
                 "sudo reboot",
             )
-    elif problem and facts.gpu_problem is None and (not facts.is_tegra or "lib" in problem[:3]):
+    elif (
+        problem and facts.gpu_problem is None and (not facts.is_tegra or problem.startswith("lib"))
+    ):
         yield warning(
             "CUDA",
             f"The GPU is there, but CUDA cannot be used: {problem}.",
@@ -121,7 +123,7 @@ def _access(facts: MachineFacts) -> Iterator[Finding]:
 def _runtime(facts: MachineFacts) -> Iterator[Finding]:
     """Yield what is wrong with ONNX Runtime."""
     wheels = [name for name in WHEELS if name in (facts.packages or {})]
-    if facts.packages is not None and not wheels and facts.onnxruntime is None:
+    if facts.absent is not None and not wheels and facts.onnxruntime is None:
         extra = "gpu" if facts.has_gpu and not facts.is_tegra else "cpu"
         yield fault("ONNX Runtime", "No ONNX Runtime is installed.", _install(extra, facts))
     elif len(wheels) > 1:

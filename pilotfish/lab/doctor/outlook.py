@@ -282,7 +282,7 @@ def _judge_provider(wanted: str, facts: MachineFacts) -> tuple[bool | None, str]
 def _judge_tensorrt(facts: MachineFacts) -> tuple[bool | None, str]:
     if facts.tensorrt is not None or (facts.is_tegra and facts.tensorrt_libraries is not None):
         return True, ""
-    if facts.jetpack_package == "" or facts.packages is not None:
+    if facts.jetpack_package == "":
         return False, "TensorRT is not installed"
     return None, "TensorRT is not shown"
 
@@ -294,7 +294,6 @@ def _judge_rtx(facts: MachineFacts) -> tuple[bool | None, str]:
         compute = tuple(int(part) for part in facts.compute.split("."))
         if compute not in _RTX_COMPUTE and compute < _RTX_FROM:
             return False, f"TensorRT for RTX does not support compute capability {facts.compute}"
-    named = [name for name in facts.packages or {} if name.startswith("tensorrt-rtx")]
-    if facts.packages is None:
-        return None, "TensorRT for RTX is not shown"
-    return bool(named), "" if named else "TensorRT for RTX is not installed"
+    if any(name.startswith("tensorrt-rtx") for name in facts.packages or {}):
+        return True, ""
+    return None, "TensorRT for RTX is not shown"

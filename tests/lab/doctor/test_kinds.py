@@ -257,12 +257,21 @@ def test_wsl_is_told_and_asks_for_no_driver(tmp_path: Path) -> None:
 
 
 def test_a_library_that_crashes_or_hangs_while_it_is_imported(tmp_path: Path) -> None:
+    """What hangs is unknown, since the machine may only be slow."""
     begun = '{"packages": {"onnxruntime": "1.21.0"}}\n{"doing": "onnxruntime"}\n'
-    for status, words in ((-4, "crashed"), (None, "did not end in time")):
-        machine = machine_of(tmp_path, {}, {PROBE: Output(begun, status)})
-        examination = examined(machine)
-        assert words in str(examination.machine.onnxruntime_problem)
-        assert "ONNX Runtime" in subjects(examination, "fault")
+    examination = examined(machine_of(tmp_path, {}, {PROBE: Output(begun, -4)}))
+    assert "crashed" in str(examination.machine.onnxruntime_problem)
+    assert "ONNX Runtime" in subjects(examination, "fault")
+    examination = examined(machine_of(tmp_path, {}, {PROBE: Output(begun, None)}))
+    assert subjects(examination) == {"command"}
+    assert examination.machine.unfinished == (f"{PROBE} (onnxruntime)",)
+
+
+def test_a_tool_that_fails_shows_that_there_is_a_gpu(tmp_path: Path) -> None:
+    text = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    machine = Machine(tmp_path, {"nvidia-smi": Output(text, 9)})
+    assert subjects(examined(machine), "fault") == {"GPU"}
+    assert not examined(Machine(tmp_path, {"pip list": Output("torch 2.4.0\n")})).findings
 
 
 def test_a_quota_below_one_cpu_is_a_warning_and_above_a_note(tmp_path: Path) -> None:
