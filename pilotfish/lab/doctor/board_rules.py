@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pilotfish.lab.doctor.facts import MachineFacts
 from pilotfish.lab.doctor.finding import Finding, fault, note, warning
+from pilotfish.lab.doctor.gpu_facts import NO_CUDA, NO_TENSORRT
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 13)
 _SUPER_L4T = (36, 4, 3)  # JetPack 6.2, the first with the power mode MAXN_SUPER
@@ -87,20 +88,18 @@ def _libraries(facts: MachineFacts) -> Iterator[Finding]:
     """Yield that CUDA or TensorRT is missing on a system of NVIDIA's."""
     if facts.l4t is None or facts.jetpack_line < 6 or facts.soc in _LAST:
         return
-    missing = [
-        name
-        for name, there in (
-            ("CUDA", facts.cuda),
-            ("TensorRT", facts.tensorrt or facts.tensorrt_libraries),
-        )
-        if there is None
-    ]
-    known = facts.jetpack_package == "" or facts.cuda_problem or facts.absent is not None
-    if missing and known:
+    sought = facts.jetpack_package == "" or facts.absent is not None
+    missing = []
+    if facts.cuda is None and (sought or facts.cuda_problem == NO_CUDA):
+        missing.append("CUDA")
+    libraries = facts.tensorrt or facts.tensorrt_libraries
+    if libraries is None and (sought or facts.tensorrt_problem == NO_TENSORRT):
+        missing.append("TensorRT")
+    if missing:
         yield warning(
             "JetPack",
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, so "
-            "nothing can use the GPU: L4T alone does not bring JetPack's libraries.",
+            f"{' and '.join(missing)} {'was' if len(missing) == 1 else 'were'} not found, and the "
+            "GPU needs them: L4T alone does not bring JetPack's libraries.",
             JETPACK,
         )
     elif facts.absent is not None and facts.tensorrt is None and facts.tensorrt_libraries:

@@ -16,6 +16,7 @@ from pilotfish.lab import host
 from pilotfish.lab.doctor.board_facts import packages
 from pilotfish.lab.doctor.machine import Machine
 
+NO_CUDA, NO_TENSORRT = "CUDA is not installed", "TensorRT is not installed"
 _STATS = r"jetson_release|jtop"
 _PIP = r".*\bpip3? |.*\buv pip |.*\bconda list"
 _PYTHON = r".*python[\d.]* -c|.*python[\d.]* <<"
@@ -75,7 +76,8 @@ def gpu_facts(machine: Machine) -> dict[str, Any]:
         or (wheels or {}).get("tensorrt")
         or machine.find(r"^(\d+\.\d+[\d.]*)$", rf"(?:{_PYTHON}).*tensorrt"),
         "tensorrt_libraries": _tensorrt_libraries(machine, debian),
-        "tensorrt_problem": probed.get("tensorrt_problem"),
+        "tensorrt_problem": probed.get("tensorrt_problem")
+        or (NO_TENSORRT if machine.find(r"(TensorRT: Not installed)", _STATS) else None),
         "onnxruntime": runtime.get("version"),
         "onnxruntime_providers": _as_tuple(runtime.get("providers")),
         "onnxruntime_problem": (runtime.get("problem") or probed.get("onnxruntime_problem"))
@@ -196,7 +198,7 @@ def _cuda(
 def _cuda_problem(machine: Machine) -> str | None:
     """Return why CUDA cannot be used, by what a recording shows."""
     if machine.find(r"(CUDA: Not installed)", _STATS):
-        return "CUDA is not installed"
+        return NO_CUDA
     others = machine.texts(r"(?!nvidia-smi)")  # any program may say so
     missing = re.search(
         r"(lib(?:cu|nvinfer|nvrtc)\w*\.so[.\d]*): cannot open shared object file", others

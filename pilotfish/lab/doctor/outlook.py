@@ -20,6 +20,7 @@ from pilotfish.engines.manifest import CachedLayer
 from pilotfish.engines.runtime import CUDA as CUDA_PROVIDER
 from pilotfish.engines.runtime import WHEELS
 from pilotfish.lab.doctor.facts import MachineFacts
+from pilotfish.lab.doctor.gpu_facts import NO_TENSORRT
 
 Role = Literal["device", "edge"]
 _TENSORRT_EP = "tensorrt-ep"
@@ -282,8 +283,8 @@ def _judge_provider(wanted: str, facts: MachineFacts) -> tuple[bool | None, str]
 def _judge_tensorrt(facts: MachineFacts) -> tuple[bool | None, str]:
     if facts.tensorrt is not None or (facts.is_tegra and facts.tensorrt_libraries is not None):
         return True, ""
-    if facts.jetpack_package == "":
-        return False, "TensorRT is not installed"
+    if facts.jetpack_package == "" or facts.tensorrt_problem is not None:
+        return False, facts.tensorrt_problem or NO_TENSORRT
     return None, "TensorRT is not shown"
 
 

@@ -343,6 +343,7 @@ def test_a_library_that_a_program_misses(tmp_path: Path) -> None:
     outputs = {"nvcc -V": "Cuda compilation tools, release 12.6, V12.6.68\n", "./x": text}
     examination = examined(Machine(plant(tmp_path / "b", ORIN_NANO), _as_outputs(outputs)))
     assert mends(examination, "CUDA") == ["sudo apt update && sudo apt install nvidia-jetpack"]
+    assert "JetPack" not in subjects(examination)  # nothing is known of TensorRT
 
 
 def test_docker_without_nvidias_runtime(tmp_path: Path) -> None:
