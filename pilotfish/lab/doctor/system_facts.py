@@ -238,7 +238,11 @@ def _shown_time(machine: Machine) -> str | None:
             return clock.replace(tzinfo=timezone.utc).isoformat()
     day = r" time: \w{3} (\d{4}-\d\d-\d\d) ([\d:]+)"
     match = re.search(f"Universal{day}", text) or re.search(f"Local{day}", text)
-    return f"{match[1]}T{match[2]}+00:00" if match else None
+    if match is None:
+        return None
+    with suppress(ValueError):  # no such day or hour
+        return datetime.fromisoformat(f"{match[1]}T{match[2]}+00:00").isoformat()
+    return None
 
 
 def _unread() -> Iterator[str]:
