@@ -153,9 +153,10 @@ def test_absurd_numbers_are_unknown(tmp_path: Path, text: str) -> None:
 
 def test_a_recording_cannot_move_the_terminals_cursor(tmp_path: Path) -> None:
     path = tmp_path / "escapes.toml"
+    escape = r"\u001b[2J\u001b]0;title\u0007"
     path.write_text(
-        '[files]\n"/proc/device-tree/model" = "Jetson \\u001b[2J\\u001b]0;title\\u0007 Orin\\r\\nNano"\n'
-        '[commands]\n"nvidia-smi" = "\\u001b]0;title\\u0007 NVIDIA-SMI has failed because of \\u009b2J"\n'
+        f'[files]\n"/proc/device-tree/model" = "Jetson {escape} Orin\\r\\nNano"\n'
+        f'[commands]\n"nvidia-smi" = "{escape} NVIDIA-SMI has failed because of \\u009b2J"\n'
     )
     page = StringIO()
     show(examine(recorded_machine(path), Subject()), Console(file=page))
