@@ -95,7 +95,7 @@ def _shortened(findings: list[Any]) -> list[Any]:
         model = {name: str(each.get(name, "")) for name in _MODEL}
         row = rows.setdefault(tuple(model.values()), model | {"passed": "", "of_tolerance": 0.0})
         row["passed"] = f"{row['passed']} {each.get('check', '')}".strip()
-        with suppress(TypeError, ValueError, ZeroDivisionError, OverflowError):
+        with suppress(KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):
             used = float(each["difference"]) / float(each["tolerance"])
             row["of_tolerance"] = max(row["of_tolerance"], round(used, 4))
     return [*others, *rows.values()]

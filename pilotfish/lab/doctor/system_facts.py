@@ -182,6 +182,7 @@ def _disks() -> Iterator[Disk]:
                     free_bytes=usage.free,
                     total_bytes=usage.total,
                     writable=os.access(place, os.W_OK) or not mine,
+                    read_only=bool(os.statvfs(place).f_flag & os.ST_RDONLY),
                 )
 
 

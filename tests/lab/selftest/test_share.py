@@ -118,6 +118,7 @@ def results_of(checks: int, failures: int) -> dict[str, Any]:
         for provider in ("cpu", "cuda", "tensorrt", "tensorrt-ep")
         for number in range(20) for check in range(checks)
     ]  # fmt: skip
+    del passed[0]["difference"], passed[0]["tolerance"]  # of texts, no outputs are compared
     return {"passed": not failures, "findings": [*passed, *[FAILED] * failures], "times": [1]}
 
 
