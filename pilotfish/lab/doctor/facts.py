@@ -180,9 +180,10 @@ class MachineFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def has_gpu(self) -> bool:
         """Whether NVIDIA's GPU is there, whether or not it works."""
-        is_refused = self.gpu_problem is not None and "not found" not in self.gpu_problem
-        seen = self.gpus or self.gpu_devices or self.cards or self.driver
-        return self.is_tegra or is_refused or bool(seen)
+        if self.is_tegra or self.gpus or self.gpu_devices or self.cards:
+            return True
+        says_so = "not found" not in (self.gpu_problem or "not found")
+        return self.cards != 0 and (says_so or self.driver is not None)
 
 
 def read_facts(machine: Machine) -> MachineFacts:
