@@ -92,3 +92,11 @@ def test_a_card_and_no_card_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
     assert recognise(tmp_path) is BOARDS["rtx"]
     assert recognise(tmp_path / "nothing") is None
+
+
+def test_the_document_has_every_board_and_jetpack() -> None:
+    text = (Path(__file__).parents[2] / "docs/jetson.md").read_text("utf-8")
+    assert [name for name in ALL_BOARDS if f"`{name}`" not in text] == []
+    for jetpack in JETPACKS.values():
+        assert f"JetPack {jetpack.version}" in text
+        assert f"{jetpack.cuda}, {jetpack.tensorrt}" in text
