@@ -20,6 +20,9 @@ UNKNOWN = "unknown"
 # SmolLM2-135M in three forms (115 to 197 MiB, x86-64, 2026-11-28); on GPUs nothing was
 # measured on a board.
 RUNTIME_BYTES = {"cpu": 200 << 20}
+# What should stay free for a runtime of unknown size. This is a choice: a context is shortened for
+# it, and a model that leaves less gets a warning.
+UNKNOWN_RUNTIME_BYTES = 1 << 30
 Model = Artifact | Manifest | ModelShape
 
 
@@ -31,11 +34,13 @@ class Expectation(Struct, frozen=True, kw_only=True):
         kv_bytes: keys and values of all slots at the full context.
         runtime_bytes: the runtime without a model.
         board_bytes: the memory that the board has for programs.
-        tokens_per_s_bound: upper bound of passes per second in the fastest power mode.
+        tokens_per_s_bound: upper bound of passes per second in the fastest power mode, with half a
+            context of keys and values.
         slower_bound: the same in the other power modes, if their memory is slower.
         context: positions per slot.
         slots: sequences at a time.
         estimated: whether the weights' size is an estimate, made before the export.
+        whole_memory: whether `board_bytes` is all memory, as the system's part of it is unknown.
     """
 
     weights_bytes: int | None
@@ -47,11 +52,17 @@ class Expectation(Struct, frozen=True, kw_only=True):
     context: int
     slots: int
     estimated: bool = False
+    whole_memory: bool = False
 
     @property
     def known_bytes(self) -> int:
         """The memory that is known to be needed: a lower bound."""
         return (self.weights_bytes or 0) + self.kv_bytes + (self.runtime_bytes or 0)
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What should stay free: for a runtime of unknown size."""
+        return UNKNOWN_RUNTIME_BYTES if self.runtime_bytes is None else 0
 
     @property
     def fits(self) -> bool | None:
@@ -67,8 +78,13 @@ class Expectation(Struct, frozen=True, kw_only=True):
         memory = (
             f"memory: weights {about}{size(self.weights_bytes)}, keys and values "
             f"{size(self.kv_bytes)} (context {self.context}{slots}), runtime "
-            f"{size(self.runtime_bytes)}; programs have {size(self.board_bytes)} there"
+            f"{size(self.runtime_bytes)}; "
         )
+        if self.board_bytes is None:
+            memory += f"how much programs have there is {UNKNOWN}"
+        else:
+            most = "at most " if self.whole_memory else ""
+            memory += f"programs have {most}{size(self.board_bytes)} there"
         if self.tokens_per_s_bound is None:
             speed = f"speed: {UNKNOWN}, since the memory's bandwidth or the weights are {UNKNOWN}"
         else:
@@ -76,8 +92,9 @@ class Expectation(Struct, frozen=True, kw_only=True):
                 f" ({self.slower_bound:.0f} in the slower power modes)" if self.slower_bound else ""
             )
             speed = (
-                f"speed: at most {self.tokens_per_s_bound:.0f} tokens/s{slower}, by the memory's "
-                "bandwidth; not measured"
+                f"speed: at most {self.tokens_per_s_bound:.0f} tokens/s{slower} with "
+                f"{self.context // 2} tokens in the context, by the memory's bandwidth; not "
+                "measured"
             )
         return [memory, speed]
 
@@ -110,6 +127,7 @@ def expect(
         context=positions,
         slots=slots,
         estimated=shape.parameters is not None,
+        whole_memory=board.memory_bytes is not None and board.usable_bytes is None,
     )
 
 

@@ -20,9 +20,10 @@ from collections.abc import Sequence
 
 from pilotfish.boards.board import JETPACKS, Board
 from pilotfish.engines.manifest import GENAI, LLAMACPP
+from pilotfish.engines.tensorrt.gates import FLOATS, GATES
 
-FLOATS = ("fp32", "fp16")
-OPSET24_FROM = (10, 15)  # the first TensorRT whose parser knows the operators of opset 24
+# the first TensorRT whose parser knows the operators of opset 24
+_OPSET24_SINCE = GATES["opset 24"].since
 # dialects that no provider of a GPU takes, and why
 _NEVER = {
     LLAMACPP: "llama.cpp from the package index is built for CPUs",
@@ -54,7 +55,8 @@ def why_not(
         return None
     name = "TensorRT" if tensorrt is None else f"TensorRT {tensorrt}"
     if not knows_opset24(tensorrt):
-        return f"{name} does not know the dialect {dialect}, which needs 10.15"
+        needed = ".".join(map(str, _OPSET24_SINCE or ()))
+        return f"{name} does not know the dialect {dialect}, which needs {needed}"
     if dialect == "opset24" and precision not in FLOATS:
         return f"{name} takes quantised weights only in the dialect tensorrt"
     return None
@@ -90,4 +92,6 @@ def idle_reasons(
 
 def knows_opset24(tensorrt: str | None) -> bool:
     """Whether this version of TensorRT knows the operators of opset 24; None: a recent version."""
-    return tensorrt is None or tuple(map(int, tensorrt.split(".")[:2])) >= OPSET24_FROM
+    if tensorrt is None or _OPSET24_SINCE is None:
+        return True
+    return tuple(map(int, tensorrt.split(".")[:2])) >= _OPSET24_SINCE

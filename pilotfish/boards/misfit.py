@@ -13,7 +13,7 @@ from pilotfish.boards.expectation import Expectation, Model, expect, size
 from pilotfish.boards.gpu_forms import idle_reasons
 from pilotfish.boards.shape import ModelShape, shape_of
 
-Kind = Literal["too-large", "idle-gpu", "some-jetpacks", "smaller-board"]
+Kind = Literal["too-large", "idle-gpu", "some-jetpacks", "tight", "smaller-board"]
 LEAST_CONTEXT = 512  # a shorter context holds no conversation
 ALIGNMENT = 64
 
@@ -30,8 +30,8 @@ class Misfit(Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind: "too-large": its memory does not suffice. "idle-gpu": its GPU would idle.
-            "some-jetpacks": the GPU would idle on some of its JetPacks. "smaller-board": the model
-            does not fit into the same board with less memory.
+            "some-jetpacks": the GPU would idle on some of its JetPacks. "tight": little memory is
+            left. "smaller-board": the model does not fit into the same board with less memory.
         message: one sentence that says what to do.
         refuses: whether to stop, unless the user consents.
     """
@@ -70,7 +70,8 @@ def misfits(
 def longest_context(expected: Expectation) -> int:
     """Return the context with which the model would fit; 0 if none of LEAST_CONTEXT or more."""
     per_token = expected.kv_bytes // expected.context
-    left = (expected.board_bytes or 0) - (expected.known_bytes - expected.kv_bytes)
+    others = expected.known_bytes - expected.kv_bytes + expected.reserve_bytes
+    left = (expected.board_bytes or 0) - others
     positions = max(left, 0) // per_token // ALIGNMENT * ALIGNMENT if per_token else 0
     return positions if positions >= LEAST_CONTEXT else 0
 
@@ -82,7 +83,15 @@ def _memory_misfits(
     if expected.fits is False:
         message = _too_large(board, shape, expected)
         return [Misfit(kind="too-large", message=message, refuses=True)]
-    return [
+    listed = []
+    left = (expected.board_bytes or 0) - expected.known_bytes
+    if expected.fits and left < expected.reserve_bytes:
+        message = (
+            f"{shape.name} leaves {size(left)} of {board.title}'s memory to CUDA, TensorRT and all "
+            "other programs, whose need is unknown: choose a shorter --context if it does not start"
+        )
+        listed = [Misfit(kind="tight", message=message, refuses=False)]
+    return listed + [
         Misfit(
             kind="smaller-board",
             message=f"{shape.name} would not fit into {each.title}: if that is yours, name it with "
@@ -129,13 +138,16 @@ def _idle_misfits(
     if not idle:
         return []
     versions = (jetpack,) if jetpack is not None else board.jetpacks or ("",)
+    every = len(idle) == len(versions)
     version, why = next(iter(idle.items()))
-    where = f" with JetPack {version}" if version else ""
-    export = f"export it with --board {board.name}" + (f" --jetpack {version}" if version else "")
-    better = "choose another model" if shape.states else f"{export} and no other form"
+    where, flags = "", f"--board {board.name}"
+    if version and (jetpack is not None or not every):
+        where, flags = f" with JetPack {version}", f"{flags} --jetpack {version}"
+    better = f"export it with {flags}, without --dialect and --precision"
+    if shape.states:
+        better = "choose another model"
     message = (
         f"{shape.name} ({form}) would leave the GPU of {board.title}{where} idle, because {why}: "
         f"{better}, or accept the CPU with --cpu"
     )
-    every = len(idle) == len(versions)
     return [Misfit(kind="idle-gpu" if every else "some-jetpacks", message=message, refuses=every)]

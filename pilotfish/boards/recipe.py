@@ -20,10 +20,11 @@ from msgspec import Struct
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.boards.board import JETPACKS, Board
 from pilotfish.boards.expectation import expect
-from pilotfish.boards.gpu_forms import CPU, FLOATS, gpu_providers, knows_opset24, why_not
+from pilotfish.boards.gpu_forms import CPU, gpu_providers, knows_opset24, why_not
 from pilotfish.boards.misfit import Misfit, MisfitError, longest_context, misfits
 from pilotfish.boards.shape import ModelShape
 from pilotfish.engines.manifest import Dialect, Precision
+from pilotfish.engines.tensorrt.gates import FLOATS
 
 Role = Literal["device", "edge"]
 _Form = tuple[Dialect, Precision, list[str]]  # with reasons
@@ -122,7 +123,7 @@ def _misfits(
     on_gpu: bool,
 ) -> list[Misfit]:
     every = misfits(board, form, context=context, slots=slots, jetpack=jetpack)
-    return [each for each in every if on_gpu or each.kind in {"too-large", "smaller-board"}]
+    return [each for each in every if on_gpu or each.kind not in {"idle-gpu", "some-jetpacks"}]
 
 
 def check_jetpack(board: Board, jetpack: str | None) -> None:

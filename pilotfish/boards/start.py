@@ -14,11 +14,12 @@ from msgspec.structs import replace
 
 from pilotfish.boards.board import BOARDS, Board
 from pilotfish.boards.export_command import export_command
-from pilotfish.boards.gpu_forms import CPU, idle_reasons
+from pilotfish.boards.gpu_forms import CPU, TENSORRT_RTX, idle_reasons
 from pilotfish.boards.misfit import Misfit, misfits
 from pilotfish.boards.recognition import recognise, total_memory
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.gpus import IdleGpu, gpu_nodes
+from pilotfish.engines.manifest import LLAMACPP, Manifest
 
 log = logging.getLogger("pilotfish.boards")
 
@@ -41,10 +42,24 @@ def warn_of_idle_gpu(artifact: Artifact, idle: IdleGpu | None) -> tuple[Misfit, 
     """Warn of a GPU that the loaded model leaves idle; return the warnings."""
     if idle is None:
         return ()
-    manifest = artifact.manifest
     board = recognise(_ROOT)
+    why, mending = _form_at_fault(artifact.manifest, board) or (
+        "; ".join(_reasons(idle, board)),
+        "`pilotfish doctor` says what this machine lacks",
+    )
+    message = (
+        f"{artifact.manifest.model} runs on the CPU, although this machine has a GPU "
+        f"({idle.node}): {why}. To use the GPU: {mending}; --provider cpu silences this warning"
+    )
+    return _warn([Misfit(kind="idle-gpu", message=message, refuses=False)])
+
+
+def _form_at_fault(manifest: Manifest, board: Board | None) -> tuple[str, str] | None:
+    """Return why no GPU of this kind runs the artifact's form, and what mends it.
+
+    None if one may run it: then this machine lacks something, or its TensorRT is too old.
+    """
     gpu_board = board if board is not None and board.gpu else BOARDS["rtx"]
-    why, mending = idle.reasons, "`pilotfish doctor` says what this machine lacks"
     forms = idle_reasons(
         gpu_board,
         manifest.dialect,
@@ -52,15 +67,18 @@ def warn_of_idle_gpu(artifact: Artifact, idle: IdleGpu | None) -> tuple[Misfit, 
         states=manifest.states is not None,
         jetpack=None,
     )
-    if len(forms) == len(gpu_board.jetpacks or ("",)):  # else only this machine's TensorRT decides
-        why, mending = next(iter(forms.values())), "choose a model without recurrent states"
-        if manifest.states is None:
-            mending = f"`{export_command(manifest, board)}`, and serve DIR"
-    message = (
-        f"{manifest.model} runs on the CPU, although this machine has a GPU ({idle.node}): {why}. "
-        f"To use the GPU: {mending}; --provider cpu silences this warning"
-    )
-    return _warn([Misfit(kind="idle-gpu", message=message, refuses=False)])
+    # llama.cpp uses a GPU if it was built for one
+    if manifest.dialect == LLAMACPP or len(forms) < len(gpu_board.jetpacks or ("",)):
+        return None
+    if manifest.states is not None:
+        return next(iter(forms.values())), "choose a model without recurrent states"
+    return next(iter(forms.values())), f"`{export_command(manifest, board)}`, and serve DIR"
+
+
+def _reasons(idle: IdleGpu, board: Board | None) -> list[str]:
+    """List the reasons of those providers that this board can have."""
+    is_jetson = board is not None and bool(board.jetpacks)
+    return [each for each in idle.reasons if not (is_jetson and each.startswith(TENSORRT_RTX))]
 
 
 def _warn(warnings: list[Misfit]) -> tuple[Misfit, ...]:

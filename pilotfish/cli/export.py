@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pilotfish.base.progress import ProgressDisplay
 from pilotfish.base.settings import setting
-from pilotfish.boards.recipe import Recipe, Wishes
+from pilotfish.boards.recipe import Wishes
 from pilotfish.cli import (
     export_auto,
     export_board,
@@ -33,6 +33,7 @@ from pilotfish.cli.flags import add_flags, from_args
 from pilotfish.cli.options import Commands, choices_of
 from pilotfish.engines.manifest import GENAI, LLAMACPP, Precision
 from pilotfish.export.model_cache import request_default
+from pilotfish.export.source_names import HUB_ID
 
 if TYPE_CHECKING:
     from pilotfish.export.sources import WeightSource
@@ -206,15 +207,25 @@ def _model(args: argparse.Namespace) -> int:
     settings = from_args(args, ModelSettings)
     if wrong := _problem(settings):
         args.usage(wrong)
+    on_board = settings.board.board is not None
+    layers = settings.first_layers, settings.skip_layers
+    if on_board and HUB_ID.fullmatch(settings.source) and not Path(settings.source).exists():
+        export_board.choose_on_hub(
+            settings.source, settings.ignore_keys, *layers, settings.board, _wishes(settings)
+        )
+        if settings.board.dry_run:
+            return 0
     opened, kept_tokens = None, None
-    if settings.keep.keep_tokens is not None or settings.board.board is not None:
+    if settings.keep.keep_tokens is not None or on_board:
         opened = _open_source(settings)
     if opened is not None and settings.keep.keep_tokens is not None:
         kept_tokens = export_keep.choose_kept_tokens(opened, settings.keep)
     precision = settings.precision or "fp32"
     dialect, context = settings.dialect, settings.context
-    if opened is not None and settings.board.board is not None:
-        chosen = _choose_form(opened, settings, kept_tokens)
+    if opened is not None and on_board:
+        chosen = export_board.choose_for_part(
+            opened, *layers, kept_tokens, settings.board, _wishes(settings)
+        )
         precision, dialect, context = chosen.precision, chosen.dialect, chosen.context
         if settings.board.dry_run:
             return 0
@@ -278,17 +289,11 @@ def _open_source(settings: ModelSettings) -> "WeightSource":
         return open_source(settings.source, display.show, settings.ignore_keys)
 
 
-def _choose_form(
-    source: "WeightSource", settings: ModelSettings, kept_tokens: NDArray[np.int64] | None
-) -> Recipe:
-    """Choose dialect, precision and context for the board."""
-    from pilotfish.export.model import select_weights
-
-    part = select_weights(source, settings.first_layers, settings.skip_layers, kept_tokens)
-    wishes = Wishes(
+def _wishes(settings: ModelSettings) -> Wishes:
+    """Return what the flags do not leave to the board."""
+    return Wishes(
         dialect=None if settings.dialect == "auto" else settings.dialect,
         precision=None if settings.precision == export_auto.AUTO else settings.precision,
         context=settings.context,
         cpu=settings.board.cpu,
     )
-    return export_board.choose_form(part, settings.board, wishes)

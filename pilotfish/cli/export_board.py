@@ -1,12 +1,15 @@
 """``pilotfish export model … --board``: the form of an artifact that a board's GPU can run."""
 
 import sys
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from pilotfish.base.settings import setting
-from pilotfish.boards.board import ALL_BOARDS, JETPACKS, Board, board_named
+from pilotfish.boards.board import ALL_BOARDS, JETPACKS, board_named
 from pilotfish.boards.expectation import expect
 from pilotfish.boards.recipe import Recipe, Wishes, recipe
 from pilotfish.cli.extras import export_tools
@@ -66,35 +69,69 @@ class BoardSettings(Struct, frozen=True, kw_only=True):
         return None
 
 
-def choose_form(source: "WeightSource", settings: BoardSettings, wishes: Wishes) -> Recipe:
-    """Choose the form of a model for a board, and print it with what to expect of it.
+def choose_on_hub(
+    source: str,
+    ignored: Collection[str],
+    first_layers: int | None,
+    skipped_layers: Collection[int],
+    settings: BoardSettings,
+    wishes: Wishes,
+) -> None:
+    """Refuse a model of the hub that does not suit the board, by its config.json alone.
 
-    source: the model, with the layers and the head that remain.
+    A dry run prints what `choose_for_part` would print. Raises the same errors.
+    """
+    with export_tools():
+        from pilotfish.export.sizes import shape_on_hub
+    shape = shape_on_hub(source, ignored, first_layers, skipped_layers)
+    chosen = _choose(shape, settings, wishes)
+    if settings.dry_run:
+        _print(shape, chosen, settings)
+
+
+def choose_for_part(
+    source: "WeightSource",
+    first_layers: int | None,
+    skipped_layers: Collection[int],
+    kept_tokens: NDArray[np.int64] | None,
+    settings: BoardSettings,
+    wishes: Wishes,
+) -> Recipe:
+    """Choose the form of a model, or of the part of it that is kept, and print it.
 
     Raises:
         MisfitError: if the model does not fit, or would leave the board's GPU idle.
         UnsupportedError: if there is no such board, or if it does not run this JetPack.
     """
     with export_tools():
+        from pilotfish.export.model import select_weights
         from pilotfish.export.sizes import shape_of_source
-    board, shape = board_named(str(settings.board)), shape_of_source(source)
-    chosen = recipe(
-        board,
+    part = select_weights(source, first_layers, skipped_layers, kept_tokens)
+    shape = shape_of_source(part)
+    chosen = _choose(shape, settings, wishes)
+    _print(shape, chosen, settings)
+    return chosen
+
+
+def _choose(shape: "ModelShape", settings: BoardSettings, wishes: Wishes) -> Recipe:
+    return recipe(
+        board_named(str(settings.board)),
         jetpack=settings.jetpack,
         role=settings.role,
         model=shape,
         slots=settings.slots,
         wishes=wishes,
     )
-    for line in describe(board, shape, chosen, settings):
+
+
+def _print(shape: "ModelShape", chosen: Recipe, settings: BoardSettings) -> None:
+    for line in describe(shape, chosen, settings):
         print(f"pilotfish: {line}", file=sys.stderr)
-    return chosen
 
 
-def describe(
-    board: Board, shape: "ModelShape", chosen: Recipe, settings: BoardSettings
-) -> list[str]:
+def describe(shape: "ModelShape", chosen: Recipe, settings: BoardSettings) -> list[str]:
     """Describe a recipe, and what to expect of the model, a line each."""
+    board = board_named(str(settings.board))
     jetpack = f", JetPack {settings.jetpack}" if settings.jetpack else ""
     expected = expect(
         board,

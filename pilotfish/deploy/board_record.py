@@ -28,8 +28,9 @@ NAME = "board.json"
 _PATH = f"config/{NAME}"
 _MAX_BYTES = 1 << 16
 _MAX_MANIFEST_BYTES = 16 << 20
-# the dialects that no provider of a GPU takes (`boards.gpu_forms`, which the installer cannot use)
-CPU_DIALECTS = ("contrib", "llamacpp", "genai")
+# dialects of bundles that no provider of a GPU takes, by `boards.gpu_forms`, which the installer
+# cannot import
+CPU_DIALECTS = ("contrib", "genai")
 _TREE = "sys/firmware/devicetree/base"  # /proc/device-tree leads there
 _TEGRA = "nvidia,tegra"  # begins an entry of every Jetson's device tree
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,11 +14,12 @@ _NODES = ("nvidia[0-9]*", "nvgpu/igpu[0-9]*", "nvhost-gpu")
 class IdleGpu(NamedTuple):
     """A GPU of this machine that a model does not use, although nobody chose the CPU.
 
-    node: the GPU's device node. reasons: for each provider that can use the GPU, why it does not.
+    node: the GPU's device node. reasons: for each provider that can use the GPU, why it does not,
+    such as "cuda: onnxruntime was built without this provider".
     """
 
     node: Path
-    reasons: str
+    reasons: tuple[str, ...]
 
 
 def gpu_nodes(dev: Path | None = None) -> list[Path]:
@@ -26,7 +28,7 @@ def gpu_nodes(dev: Path | None = None) -> list[Path]:
     return [node for pattern in _NODES for node in sorted(folder.glob(pattern))]
 
 
-def find_idle_gpu(reasons: str) -> IdleGpu | None:
+def find_idle_gpu(reasons: Sequence[str]) -> IdleGpu | None:
     """Describe the GPU that a model on the CPU leaves idle; None if this machine has none."""
     nodes = gpu_nodes()
-    return IdleGpu(nodes[0], reasons) if nodes else None
+    return IdleGpu(nodes[0], tuple(reasons)) if nodes else None

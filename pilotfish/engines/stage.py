@@ -239,7 +239,7 @@ class Head:
                 log.info("provider %s cannot run the head: %s", name, reasons[-1])
                 continue
             auto = (provider, name) == ("auto", "cpu")
-            return graph, name, find_idle_gpu("; ".join(reasons)) if auto else None
+            return graph, name, find_idle_gpu(reasons) if auto else None
         raise no_provider_error(artifact, artifact.head_path, wanted, reasons)
 
 

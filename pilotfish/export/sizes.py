@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from math import prod
+
+import msgspec
 
 from pilotfish.boards.shape import ModelShape, Parameters
 from pilotfish.engines.manifest import CachedLayer
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.sources import WeightSource
+from pilotfish.export.sources.hub import describe_hub
 from pilotfish.export.weight_recorder import weights
 from pilotfish.export.weights import EMBEDDING, HEAD, TOKEN_TABLE
 
 
 def shape_of_source(source: WeightSource) -> ModelShape:
     """Return the sizes of a source's model; blocks that cannot be kept are not listed."""
-    config, blocks = source.config, list[str]()
+    blocks = list[str]()
     with suppress(ExportError):
         blocks = sorted(source.blocks())
+    return shape_of_config(source.config, blocks)
+
+
+def shape_on_hub(
+    source: str, ignored: Collection[str], first_layers: int | None, skipped: Collection[int]
+) -> ModelShape:
+    """Return the sizes of a model on the hub, or of its part, of which config.json is fetched.
+
+    Raises the errors of `open_source`.
+    """
+    described = describe_hub(source, ignored)
+    config = described.config
+    layers = min(first_layers or config.layers, config.layers) - len(set(skipped))
+    config = msgspec.structs.replace(config, layers=max(layers, 1))
+    packing = described.packing
+    return shape_of_config(config, [] if packing is None else [packing.method])
+
+
+def shape_of_config(config: ModelConfig, blocks: Sequence[str]) -> ModelShape:
+    """Return the sizes of a model; `blocks`: types of its quantised blocks."""
     heads = [(layer, config.heads_of(layer)) for layer in config.cached]
     return ModelShape(
         name=config.name,

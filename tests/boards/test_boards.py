@@ -10,6 +10,7 @@ from pilotfish.base.errors import UnsupportedError
 from pilotfish.boards.board import ALL_BOARDS, BOARDS, JETPACKS, Board, board_named, siblings
 from pilotfish.boards.recognition import recognise
 
+AGX = "nvidia,p3737-0000+p3701-0000\0nvidia,p3701-0000\0nvidia,tegra234\0"
 FIGURES = ("memory_bytes", "usable_bytes", "bandwidth_bytes_per_s", "slower_bytes_per_s")
 
 
@@ -55,6 +56,32 @@ def test_a_jetson_is_known_by_its_module(tmp_path: Path, compatible: str, name: 
     tree = tmp_path / "proc/device-tree"
     tree.mkdir(parents=True)
     (tree / "compatible").write_text(compatible)
+    board = recognise(tmp_path)
+    assert (board and board.name) == name
+
+
+@pytest.mark.parametrize(
+    ("compatible", "memory_kb", "name"),
+    [
+        (AGX, 64352872, "agx-orin"),
+        (AGX, 31 << 20, "agx-orin-32gb"),
+        ("nvidia,p4071-0000+p3834-0008\0nvidia,p3834-0008\0nvidia,tegra264\0", 1 << 20, "thor"),
+        (
+            "nvidia,p4071-0000+p3834-0005\0nvidia,p3834-0005\0nvidia,tegra264\0",
+            60 << 20,
+            "thor-t4000",
+        ),
+        (AGX, None, None),
+    ],
+)
+def test_the_memory_tells_modules_of_one_family_apart(
+    tmp_path: Path, compatible: str, memory_kb: int | None, name: str | None
+) -> None:
+    tree = tmp_path / "proc/device-tree"
+    tree.mkdir(parents=True)
+    (tree / "compatible").write_text(compatible)
+    if memory_kb is not None:
+        (tmp_path / "proc/meminfo").write_text(f"MemTotal:       {memory_kb} kB\nMemFree: 1 kB\n")
     board = recognise(tmp_path)
     assert (board and board.name) == name
 

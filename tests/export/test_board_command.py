@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from math import prod
 from pathlib import Path
@@ -16,6 +18,7 @@ from pilotfish.cli import main
 from pilotfish.engines.artifact import Artifact
 from pilotfish.export.sources.huggingface import describe_directory
 from pilotfish.export.weight_recorder import shapes
+from tests.support.hub import serving_hub
 from tests.support.small_checkpoints import LLAMA, tokenizer_json, write_directory, write_gguf
 
 SEVEN_B = {
@@ -110,6 +113,24 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(
     assert "m does not fit into Jetson Orin Nano 8 GB: it needs weights of 15.0 GiB" in message
     assert "choose a smaller model, or a board with more memory" in message
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_of_the_hub_is_refused_before_it_is_downloaded(large: Path, tmp_path: Path) -> None:
+    with serving_hub(large) as hub:
+        words = ["-m", "pilotfish", "export", "model", "owner/tiny", "--out", str(tmp_path / "out")]
+        for board, more, code in (("orin-nano", (), 65), ("thor", ("--dry-run",), 0)):
+            done = subprocess.run(
+                [sys.executable, *words, "--board", board, *more],
+                env=hub.environment(tmp_path / "home"),
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert done.returncode == code, done.stderr
+            answer = "does not fit into" if code else "form: --dialect tensorrt --precision int4"
+            assert answer in done.stderr
+        assert set(hub.sent) == {"config.json"}
 
 
 def test_a_context_that_does_not_fit_is_shortened_or_refused(

@@ -82,7 +82,7 @@ def open_backend(
             continue
         idle_gpu = None
         if (provider, name) == ("auto", "cpu"):
-            idle_gpu = find_idle_gpu("; ".join(reasons) or "a graph of this kind runs there only")
+            idle_gpu = find_idle_gpu(reasons or ["a graph of this kind runs there only"])
         log.info("provider %s: it ran the model%s", name, _fallback_note(reasons))
         return OpenedBackend(backend, name, idle_gpu)
     raise no_provider_error(load.artifact, load.artifact.graph_path, names, reasons)

@@ -235,7 +235,7 @@ class LlamaDecoder(LanguageModel):
         self.idle_gpu = None
         if provider == "auto" and not gpu:
             self.idle_gpu = find_idle_gpu(
-                "llama-cpp-python finds no GPU: install it with CMAKE_ARGS=-DGGML_CUDA=on"
+                ["llama-cpp-python finds no GPU: install it with CMAKE_ARGS=-DGGML_CUDA=on"]
             )
         self.provider = f"llamacpp-{'gpu' if gpu else 'cpu'}"
         return model

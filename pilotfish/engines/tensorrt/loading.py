@@ -28,6 +28,7 @@ from pilotfish.engines.tensorrt.engine_file import (
 )
 from pilotfish.engines.tensorrt.execution import EngineOnGpu
 from pilotfish.engines.tensorrt.library import Library
+from pilotfish.engines.tensorrt.targets import USUAL
 
 log = logging.getLogger("pilotfish.engines")
 
@@ -110,7 +111,7 @@ def engine_for(request: EngineRequest, *, flexible: bool, may_build: bool) -> Lo
     if not may_build:
         raise ProviderError(
             f"no engine for {request.slots} slots of {request.context} tokens was built on "
-            f"this machine: run {library.command(artifact.path)}"
+            f"this machine: run {build_command(library, artifact, request.slots, context, USUAL)}"
         )
     what = request.graph_path if request.head else artifact.path
     log.warning("building a TensorRT engine of %s: this takes minutes, once", what)

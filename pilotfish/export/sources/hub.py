@@ -17,6 +17,7 @@ from pilotfish.engines.manifest import Source
 from pilotfish.export.export_errors import DownloadError
 from pilotfish.export.source_names import CHECKPOINT_FILES, CONFIG, HUB_ID
 from pilotfish.export.sources.huggingface import DirectorySource, describe_directory
+from pilotfish.export.sources.huggingface_config import Description
 from pilotfish.export.sources.source import Progress
 
 # Files that are not downloaded: copies in other formats, which are in subfolders, and Mistral's
@@ -36,17 +37,27 @@ def open_hub(source: str, progress: Progress, ignored: Collection[str] = ()) -> 
             model; or if the disk is full.
         ExportError: if the model is not supported.
     """
-    match = HUB_ID.fullmatch(source)
-    if match is None:
-        raise DownloadError(f"{source!r} is not a hub id such as owner/name")
-    location = match["id"]
-    # The cache names the directory of a snapshot after its commit.
-    path = _fetch(source, location, match["revision"], (CONFIG,))
+    location, path = _fetch_config(source)
     describe_directory(path, location, ignored)
     with _download_progress(location, path.name, progress):
         path = _fetch(source, location, path.name, CHECKPOINT_FILES)
     published = Source(kind="hub", location=location, revision=path.name)
     return DirectorySource(path, progress, published, ignored=ignored)
+
+
+def describe_hub(source: str, ignored: Collection[str] = ()) -> Description:
+    """Fetch config.json alone, and read it; see `open_hub`."""
+    location, path = _fetch_config(source)
+    return describe_directory(path, location, ignored)
+
+
+def _fetch_config(source: str) -> tuple[str, Path]:
+    """Fetch config.json; return the model's name on the hub, and the folder of the file."""
+    match = HUB_ID.fullmatch(source)
+    if match is None:
+        raise DownloadError(f"{source!r} is not a hub id such as owner/name")
+    # The cache names the directory of a snapshot after its commit.
+    return match["id"], _fetch(source, match["id"], match["revision"], (CONFIG,))
 
 
 def _fetch(source: str, location: str, revision: str | None, wanted: Sequence[str]) -> Path:

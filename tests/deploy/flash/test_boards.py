@@ -19,7 +19,7 @@ from pilotfish.boards.gpu_forms import idle_reasons
 from pilotfish.deploy import board_record
 from pilotfish.deploy.board_record import BoardRecord
 from pilotfish.deploy.errors import BundleError
-from pilotfish.engines.manifest import Dialect
+from pilotfish.engines.manifest import LLAMACPP, Dialect
 from tests.support.bundles import can_install, current, put, release, seal, tiny_bundle
 
 pytestmark = can_install
@@ -116,7 +116,7 @@ def test_an_older_bundle_that_leaves_a_jetsons_gpu_idle(
 def test_dialects_for_cpus_are_those_of_the_boards_rules() -> None:
     """The installer has a list of its own, since it runs with the standard library alone."""
     jetson = board_named("orin-nano")
-    for dialect in get_args(Dialect):
+    for dialect in {*get_args(Dialect)} - {LLAMACPP}:  # no bundle has llama.cpp
         idle = all(
             idle_reasons(jetson, dialect, precision, states=False, jetpack=None, further=("cuda",))
             for precision in ("fp16", "int4")
