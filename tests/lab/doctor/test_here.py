@@ -88,8 +88,8 @@ def test_a_model_that_is_exported_later_is_no_fault(tmp_path: Path, model: str |
         Path(model).write_bytes(b"GGUF")
     config.write_text("context = -5\n" + (f'draft = "{model}"\n' if model else ""))
     done = doctor("--json", "--config", config, PILOTFISH_CACHE=str(tmp_path / "cache"))
-    found, expects = findings(done), json.loads(done.stdout)["expects"]
-    assert all(each["severity"] != "fault" for each in found.values()), found
+    listed, expects = findings(done), json.loads(done.stdout)["expects"]
+    assert all(each["severity"] != "fault" for each in listed.values()), listed
     if model in ("default", None):
         assert expects["model"].startswith("default ")
         assert expects["context"] == 8192
@@ -97,7 +97,7 @@ def test_a_model_that_is_exported_later_is_no_fault(tmp_path: Path, model: str |
     assert expects["model"] == model
     assert "weights_bytes" not in expects
     if model != "text":
-        assert found["model"]["mend"] == f"pilotfish models fetch {model} --role drafter"
+        assert listed["model"]["mend"] == f"pilotfish models fetch {model} --role drafter"
         assert "no artifact yet" in doctor("--config", config).stdout
 
 
