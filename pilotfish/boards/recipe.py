@@ -151,9 +151,9 @@ def _for_gpu(board: Board, jetpack: str | None, role: Role, shape: ModelShape) -
         ]
         if jetpack is None:
             newest = board.jetpacks[-1]
+            gain = "quantised weights" if role == "device" else "half the keys and values (opset24)"
             reasons.append(
-                f"It also runs on JetPack {newest}, where --jetpack {newest} would allow quantised "
-                "weights."
+                f"It also runs on JetPack {newest}, where --jetpack {newest} would allow {gain}."
             )
         return "opset17", "fp16", reasons
     if role == "edge":

@@ -102,6 +102,7 @@ def choose_for_part(
     Raises:
         MisfitError: if the model does not fit, or would leave the board's GPU idle.
         UnsupportedError: if there is no such board, or if it does not run this JetPack.
+        ExportError: if the model cannot be exported in the form that the user states.
     """
     with export_tools():
         from pilotfish.export.model import select_weights
@@ -114,7 +115,9 @@ def choose_for_part(
 
 
 def _choose(shape: "ModelShape", settings: BoardSettings, wishes: Wishes) -> Recipe:
-    return recipe(
+    with export_tools():
+        from pilotfish.export.model import check_form
+    chosen = recipe(
         board_named(str(settings.board)),
         jetpack=settings.jetpack,
         role=settings.role,
@@ -122,6 +125,15 @@ def _choose(shape: "ModelShape", settings: BoardSettings, wishes: Wishes) -> Rec
         slots=settings.slots,
         wishes=wishes,
     )
+    check_form(
+        shape.name,
+        shape.blocks,
+        dialect=chosen.dialect,
+        precision=chosen.precision,
+        context=chosen.context,
+        longest=shape.longest or shape.context,
+    )
+    return chosen
 
 
 def _print(shape: "ModelShape", chosen: Recipe, settings: BoardSettings) -> None:

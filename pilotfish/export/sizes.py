@@ -47,6 +47,7 @@ def shape_of_config(config: ModelConfig, blocks: Sequence[str]) -> ModelShape:
     return ModelShape(
         name=config.name,
         context=config.short_context or config.context,
+        longest=config.context,
         cached=tuple(
             CachedLayer(layer=layer, kv_heads=each.keys, head_dim=each.dim) for layer, each in heads
         ),

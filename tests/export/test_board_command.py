@@ -165,6 +165,34 @@ def test_a_gpu_that_would_idle_is_refused_in_a_sentence(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "clause"),
+    [
+        (["orin-nano", "--context", "1000000"], "positions, not 1000000"),
+        (["rtx", "--dialect", "opset17", "--precision", "int8"], "opset17 cannot express int8"),
+        (["thor", "--precision", "stored"], "no blocks to keep"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_export_refuses(
+    words: list[str],
+    clause: str,
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for dry in (["--dry-run"], []):
+        assert export(checkpoint, tmp_path / "out", "--board", *words, *dry) == 65
+        assert clause in capsys.readouterr().err
+
+
+def test_a_target_is_not_told_of_quantised_weights(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--board", "orin-nano", "--dry-run", "--role", "edge")
+    assert export(checkpoint, tmp_path / "out", *words) == 0
+    assert "--jetpack 7.2 would allow half the keys and values" in capsys.readouterr().err
+
+
 def test_a_provider_that_takes_the_form_suffices(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
