@@ -69,7 +69,7 @@ class BoardSettings(Struct, frozen=True, kw_only=True):
         return None
 
 
-def choose_on_hub(
+def choose_by_config(
     source: str,
     ignored: Collection[str],
     first_layers: int | None,
@@ -77,13 +77,15 @@ def choose_on_hub(
     settings: BoardSettings,
     wishes: Wishes,
 ) -> None:
-    """Refuse a model of the hub that does not suit the board, by its config.json alone.
+    """Refuse a model that does not suit the board, by its config.json alone.
+
+    source: a hub id, or a directory.
 
     A dry run prints what `choose_for_part` would print. Raises the same errors.
     """
     with export_tools():
-        from pilotfish.export.sizes import shape_on_hub
-    shape = shape_on_hub(source, ignored, first_layers, skipped_layers)
+        from pilotfish.export.sizes import shape_by_config
+    shape = shape_by_config(source, ignored, first_layers, skipped_layers)
     chosen = _choose(shape, settings, wishes)
     if settings.dry_run:
         _print(shape, chosen, settings)

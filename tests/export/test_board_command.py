@@ -133,6 +133,22 @@ def test_a_model_of_the_hub_is_refused_before_it_is_downloaded(large: Path, tmp_
         assert set(hub.sent) == {"config.json"}
 
 
+def test_a_dry_run_needs_no_weights(
+    large: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((large / "config.json").read_bytes())
+    for board, code in (("orin-nano", 65), ("thor", 0)):
+        said = []
+        for source in (large, folder):
+            assert export(source, tmp_path / "out", "--board", board, "--dry-run") == code
+            said.append(capsys.readouterr().err)
+        assert said[0] == said[1]
+    assert export(folder, tmp_path / "out", "--board", "thor") == 65
+    assert "no model.safetensors" in capsys.readouterr().err
+
+
 def test_a_context_that_does_not_fit_is_shortened_or_refused(
     large: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
