@@ -127,9 +127,7 @@ def _misfits(
     return [each for each in every if on_gpu or each.kind not in {"idle-gpu", "some-jetpacks"}]
 
 
-def _other_jetpack(
-    board: Board, role: Role, shape: ModelShape, slots: int, wishes: Wishes
-) -> str:
+def _other_jetpack(board: Board, role: Role, shape: ModelShape, slots: int, wishes: Wishes) -> str:
     """Return the end of a sentence that names a JetPack in whose form the model fits, if any."""
     if wishes.dialect is not None or wishes.precision is not None:
         return ""

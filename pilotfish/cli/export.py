@@ -282,7 +282,7 @@ def _copy_problem(settings: ModelSettings) -> str | None:
 
 
 def _has_config_alone(settings: ModelSettings) -> bool:
-    """Whether the weights are still to be fetched: a model of the hub, or for a dry run a folder."""
+    """Whether the weights are still to be fetched: from the hub, or by the user of a dry run."""
     path = Path(settings.source)
     if not path.exists():
         return HUB_ID.fullmatch(settings.source) is not None
