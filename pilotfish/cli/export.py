@@ -282,12 +282,11 @@ def _copy_problem(settings: ModelSettings) -> str | None:
 
 
 def _has_config_alone(settings: ModelSettings) -> bool:
-    """Whether the weights are still to be fetched: from the hub, or by the user of a dry run."""
+    """Whether the weights are still to be fetched, from the hub or into the folder."""
     path = Path(settings.source)
     if not path.exists():
         return HUB_ID.fullmatch(settings.source) is not None
-    has_weights = path.is_file() or any(path.glob("*.safetensors"))
-    return settings.board.dry_run and not has_weights
+    return path.is_dir() and not any(path.glob("*.safetensors"))
 
 
 def _open_source(settings: ModelSettings) -> "WeightSource":

@@ -133,16 +133,16 @@ def test_a_model_of_the_hub_is_refused_before_it_is_downloaded(large: Path, tmp_
         assert set(hub.sent) == {"config.json"}
 
 
-def test_a_dry_run_needs_no_weights(
+def test_a_folder_without_weights_is_judged_by_its_configuration(
     large: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "m"
     folder.mkdir()
     (folder / "config.json").write_bytes((large / "config.json").read_bytes())
-    for board, code in (("orin-nano", 65), ("thor", 0)):
+    for words, code in (("orin-nano", 65), ("orin-nano --dry-run", 65), ("thor --dry-run", 0)):
         said = []
         for source in (large, folder):
-            assert export(source, tmp_path / "out", "--board", board, "--dry-run") == code
+            assert export(source, tmp_path / "out", "--board", *words.split()) == code
             said.append(capsys.readouterr().err)
         assert said[0] == said[1]
     assert export(folder, tmp_path / "out", "--board", "thor") == 65
