@@ -178,7 +178,8 @@ class MachineFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def has_gpu(self) -> bool:
         """Whether NVIDIA's GPU is there, whether or not it works."""
-        return self.is_tegra or bool(self.gpus or self.gpu_devices or self.cards)
+        says_so = "not found" not in (self.gpu_problem or "not found") and self.cards != 0
+        return self.is_tegra or says_so or bool(self.gpus or self.gpu_devices or self.cards)
 
 
 def read_facts(machine: Machine) -> MachineFacts:

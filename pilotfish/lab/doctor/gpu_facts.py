@@ -16,6 +16,7 @@ from pilotfish.lab import host
 from pilotfish.lab.doctor.board_facts import packages
 from pilotfish.lab.doctor.machine import Machine
 
+NO_CUDA, NO_TENSORRT = "CUDA is not installed", "TensorRT is not installed"
 _STATS = r"jetson_release|jtop"
 _PIP = r".*\bpip3? |.*\buv pip |.*\bconda list"
 _PYTHON = r".*python[\d.]* -c|.*python[\d.]* <<"
@@ -23,7 +24,7 @@ _PYTHON = r".*python[\d.]* -c|.*python[\d.]* <<"
 _FAILURES = re.compile(
     r"^.*(?:has failed because|couldn't communicate|version mismatch|No devices were found"
     r"|Failed to initialize NVML|Unable to determine the device handle|GPU is lost"
-    r"|GPU access blocked).*$",
+    r"|GPU access blocked|could not select device driver).*$",
     re.MULTILINE,
 )
 _SLOWDOWN = re.compile(r"(SW Thermal|HW Thermal|HW Power Brake|HW) Slowdown\s*: Active")
@@ -56,7 +57,7 @@ def gpu_facts(machine: Machine) -> dict[str, Any]:
     debian = packages(machine)
     runtime = probed.get("onnxruntime") or _runtime(machine, wheels)
     cuda = probed.get("cuda") or {}
-    problem = _FAILURES.search(table)
+    problem = _FAILURES.search(machine.texts(r"nvidia-smi|docker"))
     gpus = _gpus(machine, row, cuda)
     return {
         "gpus": gpus,
@@ -70,12 +71,13 @@ def gpu_facts(machine: Machine) -> dict[str, Any]:
         "driver_cuda": _first(r"CUDA Version:\s*([\d.]+)", table) or cuda.get("cuda of the driver"),
         "gpu_problem": problem[0].strip() if problem else _missing_tool(machine),
         "cuda": cuda.get("cuda") or _cuda(machine, debian, wheels),
-        "cuda_problem": probed.get("cuda_problem") or _cuda_problem(machine),
+        "cuda_problem": probed.get("cuda_problem") if probed else _cuda_problem(machine),
         "tensorrt": probed.get("tensorrt")
         or (wheels or {}).get("tensorrt")
         or machine.find(r"^(\d+\.\d+[\d.]*)$", rf"(?:{_PYTHON}).*tensorrt"),
         "tensorrt_libraries": _tensorrt_libraries(machine, debian),
-        "tensorrt_problem": probed.get("tensorrt_problem"),
+        "tensorrt_problem": probed.get("tensorrt_problem")
+        or (NO_TENSORRT if machine.find(r"(TensorRT: Not installed)", _STATS) else None),
         "onnxruntime": runtime.get("version"),
         "onnxruntime_providers": _as_tuple(runtime.get("providers")),
         "onnxruntime_problem": (runtime.get("problem") or probed.get("onnxruntime_problem"))
@@ -196,16 +198,16 @@ def _cuda(
 def _cuda_problem(machine: Machine) -> str | None:
     """Return why CUDA cannot be used, by what a recording shows."""
     if machine.find(r"(CUDA: Not installed)", _STATS):
-        return "CUDA is not installed"
+        return NO_CUDA
+    others = machine.texts(r"(?!nvidia-smi)")  # any program may say so
     missing = re.search(
-        r"(lib(?:cu|nvinfer|nvrtc)\w*\.so[.\d]*): cannot open shared object file",
-        machine.texts(f"{_PYTHON}|.*onnxruntime|.*python"),
+        r"(lib(?:cu|nvinfer|nvrtc)\w*\.so[.\d]*): cannot open shared object file", others
     )
     if missing:
         return f"{missing[1]} is missing"
     failed = re.search(
         r"(?:cudaErrorNoDevice|no CUDA-capable device|CUDA (?:failure|error|driver version)).*",
-        machine.texts(f"{_PYTHON}|.*deviceQuery|.*onnxruntime|journalctl"),
+        others,
     )
     if failed:
         return failed[0].strip()
