@@ -24,7 +24,7 @@ _PYTHON = r".*python[\d.]* -c|.*python[\d.]* <<"
 _FAILURES = re.compile(
     r"^.*(?:has failed because|couldn't communicate|version mismatch|No devices were found"
     r"|Failed to initialize NVML|Unable to determine the device handle|GPU is lost"
-    r"|GPU access blocked|could not select device driver).*$",
+    r"|GPU access blocked|could not select device driver).*$|CUDA Version:\s*ERR!",
     re.MULTILINE,
 )
 _SLOWDOWN = re.compile(r"(SW Thermal|HW Thermal|HW Power Brake|HW) Slowdown\s*: Active")
@@ -37,6 +37,7 @@ _REASONS = {
 }
 # Words in names of GPUs → compute capability (https://developer.nvidia.com/cuda-gpus).
 _COMPUTE = (
+    (r"\bGB10\b", "12.1"),
     (r"\bB[23]00\b|GB200", "10.0"), (r"\bG?H[128]00\b|\bH20\b", "9.0"),
     (r"\bA100\b|\bA30\b", "8.0"), (r"RTX 50\d\d|RTX PRO .*Blackwell", "12.0"),
     (r"RTX 40\d\d|\bL40S?\b|\bL4\b|\bAda\b", "8.9"), (r"\bOrin\b", "8.7"),
@@ -70,6 +71,7 @@ def gpu_facts(machine: Machine) -> dict[str, Any]:
         "driver": _driver(machine, row, table),
         "driver_cuda": _first(r"CUDA Version:\s*([\d.]+)", table) or cuda.get("cuda of the driver"),
         "gpu_problem": problem[0].strip() if problem else _missing_tool(machine),
+        "mig": _is_divided(row, table),
         "cuda": cuda.get("cuda") or _cuda(machine, debian, wheels),
         "cuda_problem": probed.get("cuda_problem") if probed else _cuda_problem(machine),
         "tensorrt": probed.get("tensorrt")
@@ -103,7 +105,7 @@ def _row(machine: Machine) -> dict[str, str]:
     names = {
         "name": "name", "gpu_name": "name", "driver_version": "driver", "memory.total": "memory",
         "compute_cap": "compute", "clocks_throttle_reasons.active": "reasons",
-        "clocks_event_reasons.active": "reasons",
+        "clocks_event_reasons.active": "reasons", "mig.mode.current": "mig",
     }  # fmt: skip
     for line, output in machine.listed(r"nvidia-smi .*--query-gpu="):
         query = re.search(r"--query-gpu=(\S+)", line)
@@ -126,7 +128,7 @@ def _gpus(machine: Machine, row: Mapping[str, str], cuda: Mapping[str, str]) -> 
     """Return the names of the GPUs, of the source that knows most of them."""
     table = machine.texts("nvidia-smi")
     listed = re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", table, re.MULTILINE)
-    rows = re.findall(r"^\|\s+\d+\s+(\S.*?)\s+(?:On|Off|N/A)\s+\|", table, re.MULTILINE)
+    rows = re.findall(r"^\|\s+\d+\s+(\S.*?)\s+(?:On|Off|N/A)\s*\|", table, re.MULTILINE)
     cards = re.findall(
         r"(?:VGA compatible|3D|Display) controller(?: \[\d+\])?: (NVIDIA .+?)(?: \(rev.*)?$",
         machine.texts("lspci"),
@@ -166,6 +168,12 @@ def _memory(row: Mapping[str, str], table: str) -> int | None:
     text = row.get("memory") or _first(r"\d+MiB /\s*(\d+MiB)", table)
     match = re.match(r"(\d+)", text or "")
     return int(match[1]) * _MIB if match else None
+
+
+def _is_divided(row: Mapping[str, str], table: str) -> bool | None:
+    """Return whether the first GPU is divided into instances; None: the readings do not tell."""
+    stated = row.get("mig") or _first(r"\|\s+(Enabled|Disabled)\s*\|", table)
+    return None if stated not in ("Enabled", "Disabled") else stated == "Enabled"
 
 
 def _driver(machine: Machine, row: Mapping[str, str], table: str) -> str | None:

@@ -21,6 +21,7 @@ _PROBLEMS = (
     ("could not select device driver", "Docker has no runtime of NVIDIA's", _CONTAINERS),
     ("not found", "NVIDIA's driver is not installed", _NEW_DRIVER),
     ("version mismatch", "the driver was updated, and the old one is still loaded", "sudo reboot"),
+    ("ERR!", "the driver gives programs no CUDA; in WSL it is Windows' driver", _NEW_DRIVER),
     ("access blocked", "Windows does not let WSL use the GPU", "wsl.exe --update"),
     ("GPU is lost", "the GPU has fallen off the bus", "sudo reboot"),
     ("couldn't communicate", "the driver's kernel module is not loaded", _NEW_DRIVER),
@@ -50,6 +51,13 @@ def _driver(facts: MachineFacts) -> Iterator[Finding]:
         yield fault(
             "GPU", f"The machine has {named}, but NVIDIA's driver is not installed.", _NEW_DRIVER
         )
+    if facts.mig:
+        yield warning(
+            "GPU",
+            "The GPU is divided into instances (MIG): a program gets one of them at most, with a "
+            "part of the memory and speed stated here, and none if none has been made.",
+            "sudo nvidia-smi -i 0 -mig 0",
+        )
     if facts.container == "wsl":
         yield note(
             "GPU",
@@ -63,6 +71,8 @@ def _tool_problem(problem: str, facts: MachineFacts) -> Iterator[Finding]:
         if words in problem:
             if facts.is_tegra and mend == _NEW_DRIVER:
                 mend = "sudo reboot"
+            elif facts.container == "wsl" and mend == _NEW_DRIVER:
+                mend = "wsl.exe --update"
             yield fault("GPU", f"The GPU cannot be used, because {meaning}: “{problem}”", mend)
             return
 

@@ -222,6 +222,33 @@ def test_what_nvidia_smi_says_is_mended(tmp_path: Path, text: str, mend: str) ->
     assert examination.exit_code == 3
 
 
+def test_a_broken_driver_is_a_fault_where_no_gpu_is_shown(tmp_path: Path) -> None:
+    version = {"proc/driver/nvidia/version": RTX["proc/driver/nvidia/version"]}
+    text = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580"
+    examination = examined(machine_of(tmp_path, version, {"nvidia-smi": Output(text, 18)}))
+    assert mends(examination, "GPU") == ["sudo reboot"]
+    assert subjects(examination, "fault") == {"GPU"}
+    missing = {"nvidia-smi": Output("bash: nvidia-smi: command not found", 127)}
+    assert not examined(machine_of(tmp_path / "b", {}, missing)).machine.has_gpu
+
+
+def test_a_driver_without_cuda_is_a_fault_and_wsl_has_windows_driver(tmp_path: Path) -> None:
+    table = SMI.replace("CUDA Version: 12.4", "CUDA Version: ERR!")
+    (mend,) = mends(examined(machine_of(tmp_path, RTX, {"nvidia-smi": table})), "GPU")
+    assert mend == "sudo ubuntu-drivers install && sudo reboot"
+    wsl = {"proc/version": "Linux version 5.15.167.4-microsoft-standard-WSL2"}
+    kernel = "5.15.167.4-microsoft-standard-WSL2"
+    machine = machine_of(tmp_path / "wsl", RTX | wsl, {"nvidia-smi": table}, kernel=kernel)
+    assert "wsl.exe --update" in mends(examined(machine), "GPU")
+
+
+def test_a_divided_gpu_is_a_warning(tmp_path: Path) -> None:
+    table = SMI + "|       |      |              Enabled |\n"
+    examination = examined(machine_of(tmp_path, RTX, {"nvidia-smi": table}))
+    assert mends(examination, "GPU") == ["sudo nvidia-smi -i 0 -mig 0"]
+    assert "GPU" in subjects(examination, "warning")
+
+
 def test_a_card_without_a_driver(tmp_path: Path) -> None:
     card = "sys/bus/pci/devices/0000:01:00.0"
     files = {f"{card}/vendor": "0x10de\n", f"{card}/class": "0x030000\n"}
