@@ -59,7 +59,9 @@ class BoardSettings(Struct, frozen=True, kw_only=True):
         int, setting("number of sequences at a time, each with its keys and values", ge=1)
     ] = 1
     cpu: Annotated[bool, setting("use the CPU, although the board has a GPU")] = False
-    dry_run: Annotated[bool, setting("say all this, and write nothing")] = False
+    dry_run: Annotated[
+        bool, setting("say all this, and write nothing; of a folder, config.json suffices")
+    ] = False
 
     @property
     def problem(self) -> str | None:
