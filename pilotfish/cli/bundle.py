@@ -64,8 +64,9 @@ def add_to(commands: Commands) -> None:
         "--board",
         type=_board,
         metavar="NAME",
-        help=f"the board: {', '.join(BOARDS)}. Sets --machine and --python, and refuses an "
-        "artifact that is too large for its memory or leaves its GPU idle",
+        help=f"the board: {', '.join(BOARDS)}; `pilotfish export list --boards` has those of other "
+        "memories. Sets --machine and --python, and refuses an artifact that is too large for its "
+        "memory or leaves its GPU idle",
     )
     add(
         "--jetpack",

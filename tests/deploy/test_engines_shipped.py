@@ -1,7 +1,7 @@
-"""Engines in bundles and packages: what goes along, what is refused, what the installed edge says.
+"""Engines in bundles and packages: what goes along, and what is refused.
 
-Plans here are a few bytes, because nothing on this side of a GPU reads a plan. The tests with
-NVIDIA's own builder are at the end.
+Plans here are a few bytes, because nothing on this side of a GPU reads a plan. What an installed
+edge says of an engine that NVIDIA's builder built is in test_engines_installed.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import pytest
 
 from pilotfish.boards.board import BOARDS
 from pilotfish.boards.misfit import MisfitError
-from pilotfish.cli import main
 from pilotfish.deploy import bundle, deb, manifest, models, wheelhouse
 from pilotfish.deploy.board_check import check_board
 from pilotfish.deploy.errors import BundleError
@@ -32,26 +31,16 @@ from pilotfish.engines.tensorrt.build import EngineRequest
 from pilotfish.engines.tensorrt.engine_file import shipped_path, write_engine
 from pilotfish.engines.tensorrt.library import RTX
 from pilotfish.engines.tensorrt.targets import USUAL
-from tests.deploy.conftest import only
 from tests.support.bundles import (
-    MACHINE,
-    PYTHON,
-    can_install,
-    installation,
-    needed,
     release,
-    repack,
-    tiny_rootfs,
     write_wheel,
 )
-from tests.support.nvidia_builder import needs_builder
 from tests.support.tiny import tiny_artifact
 
 VERSION = "1.7.1.116"
 PLAN = bytes(range(256)) * 40
 BOARD = ("3.12", "x86_64")
 EPOCH_S = 1_700_000_000
-NVIDIA = ("tensorrt-rtx-cu12-libs", "tensorrt-rtx-cu12-bindings")
 
 
 @pytest.fixture(scope="module")
@@ -359,107 +348,3 @@ def test_a_package_without_the_engines_runtime_is_refused(
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("pilotfish: "))
     assert line.endswith("give its wheels of version 1.7.1.116 (libs and bindings).")
     assert not list((tmp_path / "out").glob("*"))
-
-
-# With NVIDIA's own builder and wheels: what an installed edge says of its engine here
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifact, Path]:
-    """A target with an engine that NVIDIA built, and an engine of another artifact."""
-    folder = tmp_path_factory.mktemp("built")
-    engines = []
-    for seed, name in enumerate(("target", "other")):
-        made = tiny_artifact(folder / name, dialect="opset17", precision="fp16", seed=seed)
-        command = ["export", "engine", str(made.path), "--provider", RTX.provider]
-        assert main([*command, "--slots", "4", "--context", "128"]) == 0
-        engines += (made.path / "engines").iterdir()
-    return Artifact.open(folder / "target"), engines[1]
-
-
-@pytest.fixture(scope="module")
-def real_wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Wheels of what is installed here, and of what runs the engine."""
-    folder = tmp_path_factory.mktemp("house")
-    ours = metadata.requires("pilotfish") or []
-    texts = [text for text in ours if "extra ==" not in text or "serve" in text or "cpu" in text]
-    for distribution in needed([*texts, *NVIDIA]):
-        repack(distribution, folder)
-    return folder
-
-
-@needs_builder
-@can_install
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_what_an_edge_from_a_bundle_says_of_its_engine(
-    built: tuple[Artifact, Path],
-    real_wheels: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    only(real_wheels, monkeypatch)
-    wheels = [path for name in NVIDIA for path in real_wheels.glob(f"{name.replace('-', '_')}-*")]
-    out, root = tmp_path / "bundle", tiny_rootfs(tmp_path / "root")
-    command = ["bundle", "--role", "edge", "--artifact", built[0].path, "--python", PYTHON,
-               "--machine", MACHINE, "--sign", release() / "signer.key", "--out", out,
-               *(word for wheel in wheels for word in ("--wheel", wheel))]  # fmt: skip
-    assert main([*map(str, command)]) == 0
-    signers = release() / "signers"
-    command = ["flash", "--signers", signers, "--rootfs", root, out]
-    assert main([*map(str, command)]) == 0
-    here, _ = installation(root)
-    assert here.check() == []
-    current = root / "opt/pilotfish/current"
-    compare_sentences(current / "bin/pilotfish", current / "target", built[1])
-
-
-@needs_builder
-@can_install
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_what_an_edge_from_a_package_says_of_its_engine(
-    built: tuple[Artifact, Path], real_wheels: Path, tmp_path: Path
-) -> None:
-    wheelhouse.pack(real_wheels)
-    package = deb.build(tmp_path, PYTHON, MACHINE, "1", silent, real_wheels, built[0].path)
-    root = tmp_path / "root"
-    unpack(package, root)
-    home = root / "usr/lib/pilotfish-edge"
-    compare_sentences(home / "bin/pilotfish", home / "target", built[1])
-
-
-def compare_sentences(program: Path, target: Path, other: Path) -> None:
-    """Run an installed edge on its engine, and on files that take the engine's place."""
-    (engine,) = (target / "engines").iterdir()
-    messages = {"whole": serve(program, target)}
-    os.truncate(engine, engine.stat().st_size - 1000)
-    messages["truncated"] = serve(program, target)
-    engine.unlink()
-    shutil.copy(other, engine.parent)
-    messages["of another artifact"] = serve(program, target)
-    (engine.parent / other.name).unlink()
-    add_engine(Artifact.open(target), tensorrt="1.6.0.1")
-    messages["of another version"] = serve(program, target)
-    sentences = {
-        "whole": "this machine has no NVIDIA GPU",
-        "truncated": "bytes of its engine: copy the file again, or build it again",
-        "of another artifact": "was built from another artifact",
-        "of another version": f"1.6.0.1, which is not the installed version {VERSION}",
-    }
-    for case, sentence in sentences.items():
-        assert sentence in messages[case], messages[case]
-        assert messages[case].count("\n") == 1, messages[case]
-
-
-def serve(program: Path, target: Path) -> str:
-    """What an installed edge writes, with this machine's Python, which has no packages."""
-    python = os.path.realpath(sys.executable)
-    done = subprocess.run(
-        [python, "-s", program, "edge", "serve", "--target", target, "--provider", RTX.provider,
-         "--listen", "tcp://127.0.0.1:0", "--sessions", "4", "--context", "128"],
-        env={"PATH": os.environ["PATH"], "PILOTFISH_CACHE": str(target.parent / "cache")},
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 69, done.stderr
-    return done.stderr

@@ -61,6 +61,12 @@ def cases() -> Iterator[Case]:
     ):
         up = of(labels, "up")
         yield from both(alert, at, {up: "0x9"}, {up: "1x9"}, {up: "1x7 0 1x4"})
+    for alert, labels, name in (
+        ("PilotfishEdgeGpuIdle", EDGE, "pilotfish_edge_gpu_idle"),
+        ("PilotfishDeviceGpuIdle", DEVICE, "pilotfish_gpu_idle"),
+    ):
+        idle = of(labels, name)
+        yield from both(alert, "20m", {idle: "1x30"}, {idle: "0x30"}, {idle: "0x14 1x16"})
     devices = of(EDGE, "pilotfish_edge_devices")
     yield from both("PilotfishEdgeNoDevices", "40m", {devices: "3x10 0x40"}, {devices: "0x50"})
     full, few, busy, internal = (

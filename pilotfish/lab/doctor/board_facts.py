@@ -45,7 +45,9 @@ def board_facts(machine: Machine) -> dict[str, Any]:
         r"(?:Model: |^ *- (?=NVIDIA Jetson))(.+?)(?: - Jetpack.*)?$", _STATS
     )
     part = machine.find(r"P-Number: (p\d{4}-\d{4})", _STATS) or _part(root)
-    named = machine.find(r"Module: (.+)", _STATS)
+    named = machine.find(r"Module: (.+)", _STATS) or machine.find(
+        r"Machine:(.*(?:Jetson|NVIDIA).*)", "jetson_clocks"
+    )
     board = recognise(root)
     if board is None or (board.name == "cpu" and machine.process is None):
         board = _board_of(part, model, named)  # a recording has few files: no GPU is no sign
@@ -192,7 +194,7 @@ def _cpu_frequencies(machine: Machine) -> tuple[int, int, int] | None:
             names = ("scaling_min_freq", "scaling_max_freq", "cpuinfo_max_freq")
             low, high, top = (int(host.text(core / name) or "") for name in names)
             rows.append((low, high, top))
-    pattern = r"cpu\d+: Online=1 .*?MinFreq=(\d+) MaxFreq=(\d+)"
+    pattern = r"cpu\d+:\s+Online=1 .*?MinFreq=(\d+) MaxFreq=(\d+)"
     for low_text, high_text in re.findall(pattern, machine.texts("jetson_clocks")):
         rows.append((int(low_text), int(high_text), int(high_text)))
     if not rows:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pilotfish.lab.doctor.facts import MachineFacts
 from pilotfish.lab.doctor.finding import Finding, fault, note, warning
+from pilotfish.lab.doctor.gpu_facts import NO_CUDA, NO_TENSORRT
 
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 13)
 _SUPER_L4T = (36, 4, 3)  # JetPack 6.2, the first with the power mode MAXN_SUPER
@@ -17,7 +18,7 @@ _LAST = {
     "tegra186": ("Jetson TX2", "4.6", "3.6"),
     "tegra194": ("Jetson Xavier", "5.1", "3.8"),
 }
-_INSTALL = "sudo apt update && sudo apt install nvidia-jetpack"
+JETPACK = "sudo apt update && sudo apt install nvidia-jetpack"
 _HOT_C = 5.0  # °C below the limit from which a machine is called hot
 _HOT_ANYWHERE_C = 95.0  # the same for a sensor whose limit is not known
 
@@ -87,21 +88,19 @@ def _libraries(facts: MachineFacts) -> Iterator[Finding]:
     """Yield that CUDA or TensorRT is missing on a system of NVIDIA's."""
     if facts.l4t is None or facts.jetpack_line < 6 or facts.soc in _LAST:
         return
-    missing = [
-        name
-        for name, there in (
-            ("CUDA", facts.cuda),
-            ("TensorRT", facts.tensorrt or facts.tensorrt_libraries),
-        )
-        if there is None
-    ]
-    known = facts.jetpack_package == "" or facts.cuda_problem or facts.absent is not None
-    if missing and known:
+    sought = facts.jetpack_package == "" or facts.absent is not None
+    missing = []
+    if facts.cuda is None and (sought or facts.cuda_problem == NO_CUDA):
+        missing.append("CUDA")
+    libraries = facts.tensorrt or facts.tensorrt_libraries
+    if libraries is None and (sought or facts.tensorrt_problem == NO_TENSORRT):
+        missing.append("TensorRT")
+    if missing:
         yield warning(
             "JetPack",
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, so "
-            "nothing can use the GPU: L4T alone does not bring JetPack's libraries.",
-            _INSTALL,
+            f"{' and '.join(missing)} {'was' if len(missing) == 1 else 'were'} not found, and the "
+            "GPU needs them: L4T alone does not bring JetPack's libraries.",
+            JETPACK,
         )
     elif facts.absent is not None and facts.tensorrt is None and facts.tensorrt_libraries:
         yield from _wrong_python(facts)

@@ -73,6 +73,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
         driver: version of NVIDIA's driver.
         driver_cuda: newest version of CUDA that the driver supports.
         gpu_problem: what NVIDIA's tools said of a GPU that does not work.
+        mig: whether the first GPU is divided into instances (MIG).
         cuda: version of the CUDA runtime.
         cuda_problem: why CUDA cannot be used.
         tensorrt: version of TensorRT that this Python imports.
@@ -139,6 +140,7 @@ class MachineFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     driver: str | None = None
     driver_cuda: str | None = None
     gpu_problem: str | None = None
+    mig: bool | None = None
     cuda: str | None = None
     cuda_problem: str | None = None
     tensorrt: str | None = None
@@ -178,7 +180,10 @@ class MachineFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def has_gpu(self) -> bool:
         """Whether NVIDIA's GPU is there, whether or not it works."""
-        return self.is_tegra or bool(self.gpus or self.gpu_devices or self.cards)
+        if self.is_tegra or self.gpus or self.gpu_devices or self.cards:
+            return True
+        says_so = "not found" not in (self.gpu_problem or "not found")
+        return self.cards != 0 and (says_so or self.driver is not None)
 
 
 def read_facts(machine: Machine) -> MachineFacts:

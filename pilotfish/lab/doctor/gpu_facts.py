@@ -16,6 +16,7 @@ from pilotfish.lab import host
 from pilotfish.lab.doctor.board_facts import packages
 from pilotfish.lab.doctor.machine import Machine
 
+NO_CUDA, NO_TENSORRT = "CUDA is not installed", "TensorRT is not installed"
 _STATS = r"jetson_release|jtop"
 _PIP = r".*\bpip3? |.*\buv pip |.*\bconda list"
 _PYTHON = r".*python[\d.]* -c|.*python[\d.]* <<"
@@ -23,7 +24,7 @@ _PYTHON = r".*python[\d.]* -c|.*python[\d.]* <<"
 _FAILURES = re.compile(
     r"^.*(?:has failed because|couldn't communicate|version mismatch|No devices were found"
     r"|Failed to initialize NVML|Unable to determine the device handle|GPU is lost"
-    r"|GPU access blocked).*$",
+    r"|GPU access blocked|could not select device driver).*$|CUDA Version:\s*ERR!",
     re.MULTILINE,
 )
 _SLOWDOWN = re.compile(r"(SW Thermal|HW Thermal|HW Power Brake|HW) Slowdown\s*: Active")
@@ -36,6 +37,7 @@ _REASONS = {
 }
 # Words in names of GPUs → compute capability (https://developer.nvidia.com/cuda-gpus).
 _COMPUTE = (
+    (r"\bGB10\b", "12.1"),
     (r"\bB[23]00\b|GB200", "10.0"), (r"\bG?H[128]00\b|\bH20\b", "9.0"),
     (r"\bA100\b|\bA30\b", "8.0"), (r"RTX 50\d\d|RTX PRO .*Blackwell", "12.0"),
     (r"RTX 40\d\d|\bL40S?\b|\bL4\b|\bAda\b", "8.9"), (r"\bOrin\b", "8.7"),
@@ -56,7 +58,7 @@ def gpu_facts(machine: Machine) -> dict[str, Any]:
     debian = packages(machine)
     runtime = probed.get("onnxruntime") or _runtime(machine, wheels)
     cuda = probed.get("cuda") or {}
-    problem = _FAILURES.search(table)
+    problem = _FAILURES.search(machine.texts(r"nvidia-smi|docker"))
     gpus = _gpus(machine, row, cuda)
     return {
         "gpus": gpus,
@@ -69,13 +71,15 @@ def gpu_facts(machine: Machine) -> dict[str, Any]:
         "driver": _driver(machine, row, table),
         "driver_cuda": _first(r"CUDA Version:\s*([\d.]+)", table) or cuda.get("cuda of the driver"),
         "gpu_problem": problem[0].strip() if problem else _missing_tool(machine),
+        "mig": _is_divided(row, table),
         "cuda": cuda.get("cuda") or _cuda(machine, debian, wheels),
-        "cuda_problem": probed.get("cuda_problem") or _cuda_problem(machine),
+        "cuda_problem": probed.get("cuda_problem") if probed else _cuda_problem(machine),
         "tensorrt": probed.get("tensorrt")
         or (wheels or {}).get("tensorrt")
         or machine.find(r"^(\d+\.\d+[\d.]*)$", rf"(?:{_PYTHON}).*tensorrt"),
         "tensorrt_libraries": _tensorrt_libraries(machine, debian),
-        "tensorrt_problem": probed.get("tensorrt_problem"),
+        "tensorrt_problem": probed.get("tensorrt_problem")
+        or (NO_TENSORRT if machine.find(r"(TensorRT: Not installed)", _STATS) else None),
         "onnxruntime": runtime.get("version"),
         "onnxruntime_providers": _as_tuple(runtime.get("providers")),
         "onnxruntime_problem": (runtime.get("problem") or probed.get("onnxruntime_problem"))
@@ -101,7 +105,7 @@ def _row(machine: Machine) -> dict[str, str]:
     names = {
         "name": "name", "gpu_name": "name", "driver_version": "driver", "memory.total": "memory",
         "compute_cap": "compute", "clocks_throttle_reasons.active": "reasons",
-        "clocks_event_reasons.active": "reasons",
+        "clocks_event_reasons.active": "reasons", "mig.mode.current": "mig",
     }  # fmt: skip
     for line, output in machine.listed(r"nvidia-smi .*--query-gpu="):
         query = re.search(r"--query-gpu=(\S+)", line)
@@ -124,7 +128,7 @@ def _gpus(machine: Machine, row: Mapping[str, str], cuda: Mapping[str, str]) -> 
     """Return the names of the GPUs, of the source that knows most of them."""
     table = machine.texts("nvidia-smi")
     listed = re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", table, re.MULTILINE)
-    rows = re.findall(r"^\|\s+\d+\s+(\S.*?)\s+(?:On|Off|N/A)\s+\|", table, re.MULTILINE)
+    rows = re.findall(r"^\|\s+\d+\s+(\S.*?)\s+(?:On|Off|N/A)\s*\|", table, re.MULTILINE)
     cards = re.findall(
         r"(?:VGA compatible|3D|Display) controller(?: \[\d+\])?: (NVIDIA .+?)(?: \(rev.*)?$",
         machine.texts("lspci"),
@@ -166,6 +170,12 @@ def _memory(row: Mapping[str, str], table: str) -> int | None:
     return int(match[1]) * _MIB if match else None
 
 
+def _is_divided(row: Mapping[str, str], table: str) -> bool | None:
+    """Return whether the first GPU is divided into instances; None: the readings do not tell."""
+    stated = row.get("mig") or _first(r"\|\s+(Enabled|Disabled)\s*\|", table)
+    return None if stated not in ("Enabled", "Disabled") else stated == "Enabled"
+
+
 def _driver(machine: Machine, row: Mapping[str, str], table: str) -> str | None:
     version = host.text(machine.root / "proc/driver/nvidia/version") or ""
     return (
@@ -196,16 +206,16 @@ def _cuda(
 def _cuda_problem(machine: Machine) -> str | None:
     """Return why CUDA cannot be used, by what a recording shows."""
     if machine.find(r"(CUDA: Not installed)", _STATS):
-        return "CUDA is not installed"
+        return NO_CUDA
+    others = machine.texts(r"(?!nvidia-smi)")  # any program may say so
     missing = re.search(
-        r"(lib(?:cu|nvinfer|nvrtc)\w*\.so[.\d]*): cannot open shared object file",
-        machine.texts(f"{_PYTHON}|.*onnxruntime|.*python"),
+        r"(lib(?:cu|nvinfer|nvrtc)\w*\.so[.\d]*): cannot open shared object file", others
     )
     if missing:
         return f"{missing[1]} is missing"
     failed = re.search(
         r"(?:cudaErrorNoDevice|no CUDA-capable device|CUDA (?:failure|error|driver version)).*",
-        machine.texts(f"{_PYTHON}|.*deviceQuery|.*onnxruntime|journalctl"),
+        others,
     )
     if failed:
         return failed[0].strip()

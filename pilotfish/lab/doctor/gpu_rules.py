@@ -6,15 +6,22 @@ from collections.abc import Iterator
 
 from pilotfish.base.extras import install_command
 from pilotfish.engines.runtime import CUDA, WHEELS
+from pilotfish.lab.doctor.board_rules import JETPACK
 from pilotfish.lab.doctor.facts import MachineFacts
 from pilotfish.lab.doctor.finding import Finding, fault, note, warning
 
 _NEW_DRIVER = "sudo ubuntu-drivers install && sudo reboot"
 _OLDEST_COMPUTE = (7, 5)  # TensorRT 10 and CUDA 13 support no older GPUs
+_CONTAINERS = (
+    "sudo apt install nvidia-container-toolkit && sudo nvidia-ctk runtime configure "
+    "--runtime=docker && sudo systemctl restart docker"
+)
 # Words in messages of NVIDIA's tools → what they mean, and the command that mends it.
 _PROBLEMS = (
+    ("could not select device driver", "Docker has no runtime of NVIDIA's", _CONTAINERS),
     ("not found", "NVIDIA's driver is not installed", _NEW_DRIVER),
     ("version mismatch", "the driver was updated, and the old one is still loaded", "sudo reboot"),
+    ("ERR!", "the driver gives programs no CUDA; in WSL it is Windows' driver", _NEW_DRIVER),
     ("access blocked", "Windows does not let WSL use the GPU", "wsl.exe --update"),
     ("GPU is lost", "the GPU has fallen off the bus", "sudo reboot"),
     ("couldn't communicate", "the driver's kernel module is not loaded", _NEW_DRIVER),
@@ -44,6 +51,13 @@ def _driver(facts: MachineFacts) -> Iterator[Finding]:
         yield fault(
             "GPU", f"The machine has {named}, but NVIDIA's driver is not installed.", _NEW_DRIVER
         )
+    if facts.mig:
+        yield warning(
+            "GPU",
+            "The GPU is divided into instances (MIG): a program gets one of them at most, with a "
+            "part of the memory and speed stated here, and none if none has been made.",
+            "sudo nvidia-smi -i 0 -mig 0",
+        )
     if facts.container == "wsl":
         yield note(
             "GPU",
@@ -55,8 +69,10 @@ def _driver(facts: MachineFacts) -> Iterator[Finding]:
 def _tool_problem(problem: str, facts: MachineFacts) -> Iterator[Finding]:
     for words, meaning, mend in _PROBLEMS:
         if words in problem:
-            if facts.is_tegra:
+            if facts.is_tegra and mend == _NEW_DRIVER:
                 mend = "sudo reboot"
+            elif facts.container == "wsl" and mend == _NEW_DRIVER:
+                mend = "wsl.exe --update"
             yield fault("GPU", f"The GPU cannot be used, because {meaning}: “{problem}”", mend)
             return
 
@@ -81,11 +97,13 @@ def _cuda(facts: MachineFacts) -> Iterator[Finding]:
                 f"version of the driver than {facts.driver or 'this'}, mends it mostly.",
                 "sudo reboot",
             )
-    elif problem and not facts.is_tegra and facts.gpu_problem is None and facts.driver:
+    elif (
+        problem and facts.gpu_problem is None and (not facts.is_tegra or problem.startswith("lib"))
+    ):
         yield warning(
             "CUDA",
-            f"The driver is there, but CUDA cannot be used: {problem}.",
-            _install("gpu", facts),
+            f"The GPU is there, but CUDA cannot be used: {problem}.",
+            JETPACK if facts.is_tegra else _install("gpu", facts),
         )
     compute = tuple(int(part) for part in (facts.compute or "99").split("."))
     if compute < _OLDEST_COMPUTE:
@@ -115,7 +133,7 @@ def _access(facts: MachineFacts) -> Iterator[Finding]:
 def _runtime(facts: MachineFacts) -> Iterator[Finding]:
     """Yield what is wrong with ONNX Runtime."""
     wheels = [name for name in WHEELS if name in (facts.packages or {})]
-    if facts.packages is not None and not wheels and facts.onnxruntime is None:
+    if facts.absent is not None and not wheels and facts.onnxruntime is None:
         extra = "gpu" if facts.has_gpu and not facts.is_tegra else "cpu"
         yield fault("ONNX Runtime", "No ONNX Runtime is installed.", _install(extra, facts))
     elif len(wheels) > 1:
@@ -147,7 +165,7 @@ def _lacks_cuda(facts: MachineFacts, wheels: list[str]) -> bool:
 
 def _without_gpu(facts: MachineFacts) -> Finding:
     if facts.is_tegra:
-        if facts.tensorrt is not None:
+        if facts.tensorrt or (facts.absent is None and facts.tensorrt_libraries):
             return note(
                 "ONNX Runtime",
                 "This ONNX Runtime is for CPUs only: the GPU is used by TensorRT alone.",

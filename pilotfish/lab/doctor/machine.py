@@ -37,7 +37,7 @@ else:
     import tomli as tomllib
 
 LIMIT_S = 2.0
-PROBE = "pilotfish probe"  # the name of the process that imports the runtimes
+PROBE = "python3 -m pilotfish.lab.doctor.probe"  # the process that imports the runtimes
 UNITS = tuple(
     f"pilotfish-{name}.service"
     for name in ("device", "edge", "engine-build", "power", "worker", "watch")
@@ -108,16 +108,16 @@ class Machine:
                     results |= json.loads(line)
                 except ValueError:  # the line was cut off
                     continue
-        if output is not None and output.status != 0 and (part := results.get("doing")):
-            how = "did not end in time" if output.status is None else "crashed"
-            results.setdefault(part, {} if part in ("onnxruntime", "cuda") else None)
-            results[f"{part}_problem"] = f"the process that tried it {how}"
+        if output is not None and output.status and (part := results.get("doing")):
+            results[f"{part}_problem"] = "the process that tried it crashed"
         return results
 
     @property
     def unfinished(self) -> list[str]:
         """The commands that did not end in time."""
-        return [name for name, output in self._outputs.items() if output.status is None]
+        names = [name for name, output in self._outputs.items() if output.status is None]
+        doing = self.probed().get("doing", "its start")
+        return [f"{name} ({doing})" if name == PROBE else name for name in names]
 
 
 def this_machine(limit_s: float = LIMIT_S) -> Machine:

@@ -20,6 +20,7 @@ from pilotfish.engines.manifest import CachedLayer
 from pilotfish.engines.runtime import CUDA as CUDA_PROVIDER
 from pilotfish.engines.runtime import WHEELS
 from pilotfish.lab.doctor.facts import MachineFacts
+from pilotfish.lab.doctor.gpu_facts import NO_TENSORRT
 
 Role = Literal["device", "edge"]
 _TENSORRT_EP = "tensorrt-ep"
@@ -282,8 +283,8 @@ def _judge_provider(wanted: str, facts: MachineFacts) -> tuple[bool | None, str]
 def _judge_tensorrt(facts: MachineFacts) -> tuple[bool | None, str]:
     if facts.tensorrt is not None or (facts.is_tegra and facts.tensorrt_libraries is not None):
         return True, ""
-    if facts.jetpack_package == "" or facts.packages is not None:
-        return False, "TensorRT is not installed"
+    if facts.jetpack_package == "" or facts.tensorrt_problem is not None:
+        return False, facts.tensorrt_problem or NO_TENSORRT
     return None, "TensorRT is not shown"
 
 
@@ -294,7 +295,6 @@ def _judge_rtx(facts: MachineFacts) -> tuple[bool | None, str]:
         compute = tuple(int(part) for part in facts.compute.split("."))
         if compute not in _RTX_COMPUTE and compute < _RTX_FROM:
             return False, f"TensorRT for RTX does not support compute capability {facts.compute}"
-    named = [name for name in facts.packages or {} if name.startswith("tensorrt-rtx")]
-    if facts.packages is None:
-        return None, "TensorRT for RTX is not shown"
-    return bool(named), "" if named else "TensorRT for RTX is not installed"
+    if any(name.startswith("tensorrt-rtx") for name in facts.packages or {}):
+        return True, ""
+    return None, "TensorRT for RTX is not shown"

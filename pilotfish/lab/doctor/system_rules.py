@@ -36,7 +36,8 @@ def system_findings(facts: MachineFacts) -> Iterator[Finding]:
     yield from _units(facts)
     yield from _limits(facts)
     yield from _settings(facts)
-    for command in facts.unfinished:
+    tools = [each if "(" in each else each.partition(" ")[0] for each in facts.unfinished]
+    for command in dict.fromkeys(tools):  # a driver that hangs stops several commands of a tool
         yield warning(
             "command",
             f"`{command}` did not end in time: the driver may hang, or the machine is busy.",

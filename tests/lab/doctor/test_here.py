@@ -102,6 +102,26 @@ def test_a_tool_that_hangs_is_a_finding(tmp_path: Path, body: str) -> None:
     assert "cpu" in facts["absent"]
 
 
+@pytest.mark.parametrize(
+    ("body", "subject", "words"),
+    [
+        ("import time; time.sleep(60)", "command", "(onnxruntime)` did not end in time"),
+        ("import os; os.abort()", "ONNX Runtime", "crashed"),
+    ],
+    ids=["hangs", "crashes"],
+)
+def test_a_runtime_that_cannot_be_imported_is_a_finding(
+    tmp_path: Path, body: str, subject: str, words: str
+) -> None:
+    (tmp_path / "onnxruntime.py").write_text(body)
+    paths = os.pathsep.join([str(tmp_path), str(Path(pilotfish.__file__).parents[1])])
+    began = time.monotonic()
+    done = doctor("--json", PYTHONPATH=paths)
+    assert time.monotonic() - began < patience_s()
+    assert words in findings(done)[subject]["message"]
+    assert json.loads(done.stdout)["machine"]["packages"]["onnxruntime"]
+
+
 def test_an_endless_output_ends(tmp_path: Path) -> None:
     tool(tmp_path, "nvidia-smi", "yes")
     began = time.monotonic()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pilotfish.lab.doctor.commands import Output
-from pilotfish.lab.doctor.machine import PROBE, UNITS
+from pilotfish.lab.doctor.machine import PROBE, UNITS, Machine
 from pilotfish.lab.doctor.outlook import Subject
 from tests.conftest import Pair
 from tests.support.machines import ORIN_NANO, examined, machine_of, mends, plant, subjects
@@ -221,6 +222,33 @@ def test_what_nvidia_smi_says_is_mended(tmp_path: Path, text: str, mend: str) ->
     assert examination.exit_code == 3
 
 
+def test_a_broken_driver_is_a_fault_where_no_gpu_is_shown(tmp_path: Path) -> None:
+    version = {"proc/driver/nvidia/version": RTX["proc/driver/nvidia/version"]}
+    text = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580"
+    examination = examined(machine_of(tmp_path, version, {"nvidia-smi": Output(text, 18)}))
+    assert mends(examination, "GPU") == ["sudo reboot"]
+    assert subjects(examination, "fault") == {"GPU"}
+    missing = {"nvidia-smi": Output("bash: nvidia-smi: command not found", 127)}
+    assert not examined(machine_of(tmp_path / "b", {}, missing)).machine.has_gpu
+
+
+def test_a_driver_without_cuda_is_a_fault_and_wsl_has_windows_driver(tmp_path: Path) -> None:
+    table = SMI.replace("CUDA Version: 12.4", "CUDA Version: ERR!")
+    (mend,) = mends(examined(machine_of(tmp_path, RTX, {"nvidia-smi": table})), "GPU")
+    assert mend == "sudo ubuntu-drivers install && sudo reboot"
+    wsl = {"proc/version": "Linux version 5.15.167.4-microsoft-standard-WSL2"}
+    kernel = "5.15.167.4-microsoft-standard-WSL2"
+    machine = machine_of(tmp_path / "wsl", RTX | wsl, {"nvidia-smi": table}, kernel=kernel)
+    assert "wsl.exe --update" in mends(examined(machine), "GPU")
+
+
+def test_a_divided_gpu_is_a_warning(tmp_path: Path) -> None:
+    table = SMI + "|       |      |              Enabled |\n"
+    examination = examined(machine_of(tmp_path, RTX, {"nvidia-smi": table}))
+    assert mends(examination, "GPU") == ["sudo nvidia-smi -i 0 -mig 0"]
+    assert "GPU" in subjects(examination, "warning")
+
+
 def test_a_card_without_a_driver(tmp_path: Path) -> None:
     card = "sys/bus/pci/devices/0000:01:00.0"
     files = {f"{card}/vendor": "0x10de\n", f"{card}/class": "0x030000\n"}
@@ -256,12 +284,21 @@ def test_wsl_is_told_and_asks_for_no_driver(tmp_path: Path) -> None:
 
 
 def test_a_library_that_crashes_or_hangs_while_it_is_imported(tmp_path: Path) -> None:
+    """What hangs is unknown, since the machine may only be slow."""
     begun = '{"packages": {"onnxruntime": "1.21.0"}}\n{"doing": "onnxruntime"}\n'
-    for status, words in ((-4, "crashed"), (None, "did not end in time")):
-        machine = machine_of(tmp_path, {}, {PROBE: Output(begun, status)})
-        examination = examined(machine)
-        assert words in str(examination.machine.onnxruntime_problem)
-        assert "ONNX Runtime" in subjects(examination, "fault")
+    examination = examined(machine_of(tmp_path, {}, {PROBE: Output(begun, -4)}))
+    assert "crashed" in str(examination.machine.onnxruntime_problem)
+    assert "ONNX Runtime" in subjects(examination, "fault")
+    examination = examined(machine_of(tmp_path, {}, {PROBE: Output(begun, None)}))
+    assert subjects(examination) == {"command"}
+    assert examination.machine.unfinished == (f"{PROBE} (onnxruntime)",)
+
+
+def test_a_tool_that_fails_shows_that_there_is_a_gpu(tmp_path: Path) -> None:
+    text = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    machine = Machine(tmp_path, {"nvidia-smi": Output(text, 9)})
+    assert subjects(examined(machine), "fault") == {"GPU"}
+    assert not examined(Machine(tmp_path, {"pip list": Output("torch 2.4.0\n")})).findings
 
 
 def test_a_quota_below_one_cpu_is_a_warning_and_above_a_note(tmp_path: Path) -> None:
@@ -321,3 +358,29 @@ def test_a_model_larger_than_the_board_is_a_fault(tmp_path: Path, pair: Pair) ->
     subject = Subject(model=pair.draft, source="device.toml")
     examination = examined(machine_of(tmp_path, files), subject)
     assert "model" in subjects(examination, "fault")
+
+
+def test_a_library_that_a_program_misses(tmp_path: Path) -> None:
+    """Whatever program says so: ONNX Runtime loads its provider only in a session."""
+    line = "Failed to load library libonnxruntime_providers_cuda.so with error: "
+    text = f"{line}libcudnn.so.9: cannot open shared object file: No such file or directory"
+    outputs = {"nvidia-smi": SMI, "./run.sh": Output(text, 1)}
+    examination = examined(Machine(plant(tmp_path / "a", RTX), _as_outputs(outputs)))
+    assert mends(examination, "CUDA") == ["pip install 'pilotfish[gpu]'"]
+    outputs = {"nvcc -V": "Cuda compilation tools, release 12.6, V12.6.68\n", "./x": text}
+    examination = examined(Machine(plant(tmp_path / "b", ORIN_NANO), _as_outputs(outputs)))
+    assert mends(examination, "CUDA") == ["sudo apt update && sudo apt install nvidia-jetpack"]
+    assert "JetPack" not in subjects(examination)  # nothing is known of TensorRT
+
+
+def test_docker_without_nvidias_runtime(tmp_path: Path) -> None:
+    text = 'docker: Error response from daemon: could not select device driver "" with'
+    outputs = {"docker run --gpus all x": Output(text, 125)}
+    examination = examined(Machine(plant(tmp_path, RTX), _as_outputs(outputs)))
+    (mend,) = mends(examination, "GPU")
+    assert mend is not None
+    assert "nvidia-container-toolkit" in mend
+
+
+def _as_outputs(outputs: dict[str, Any]) -> dict[str, Output]:
+    return {line: Output(each) if isinstance(each, str) else each for line, each in outputs.items()}

@@ -14,10 +14,15 @@ from tests.support.machines import RECORDINGS, examined, mends, subjects
 
 # Recording → what is wrong (subjects of faults, and of warnings), and some of its facts.
 WRONG: dict[str, tuple[set[str], set[str], dict[str, object]]] = {
+    "a100-mig": (set(), {"GPU"}, {"mig": True, "compute": "8.0", "driver_cuda": "12.1"}),
     "agx-orin-balena": (set(), set(), {"l4t": "36.3.0", "power_mode": "MAXN"}),
     "agx-orin-jetpack-6": (set(), set(), {"board_name": "agx-orin", "jetpack": "6.2.1"}),
+    "agx-orin-jetpack-7": (set(), set(), {"board_name": "agx-orin", "jetpack": "7.2"}),
     "agx-orin-without-cuda": (set(), {"JetPack"}, {"board_name": "agx-orin", "jetpack": "6.0"}),
+    "dgx-spark": (set(), set(), {"compute": "12.1", "gpu_memory_bytes": None}),
+    "driver-mismatch": ({"GPU"}, set(), {"driver": "580.173.02"}),
     "nano": (set(), set(), {"memory_bytes": 3956 << 20, "tegra": True}),
+    "nano-jetpack-4": ({"board"}, set(), {"jetpack": "4.4", "soc": "tegra210"}),
     "orin-nano-15w": (
         {"ONNX Runtime"},
         set(),
@@ -25,12 +30,15 @@ WRONG: dict[str, tuple[set[str], set[str], dict[str, object]]] = {
     ),
     "orin-nano-jetpack-5": ({"JetPack"}, set(), {"board_name": "orin-nano", "l4t": "35.5.0"}),
     "orin-nx-15w": (set(), {"power mode"}, {"board_name": "orin-nx-8gb", "jetpack": "6.2"}),
+    "orin-nx-clocks": (set(), set(), {"board_name": "orin-nx", "governor": "schedutil"}),
     "orin-nx-jetpack-5": ({"JetPack"}, set(), {"jetpack": "5.1.4", "cuda": "11.8"}),
+    "orin-nx-without-model": (set(), set(), {"board_name": "orin-nx", "l4t": "36.3.0"}),
     "orin-wrong-clock": (set(), {"clock"}, {"time": "2025-03-29T09:37:23+00:00"}),
     "raspberry-pi-4": ({"ONNX Runtime"}, set(), {"machine": "aarch64", "python": "3.11.2"}),
     "rtx-laptop": ({"GPU"}, set(), {"driver": "595.71.05", "compute": "8.6"}),
     "rtx-two-wheels": ({"ONNX Runtime"}, set(), {"driver_cuda": "12.2", "board_name": "rtx"}),
     "thor-jetpack-7": (set(), set(), {"board_name": "thor", "jetpack": "7.0", "soc": "tegra264"}),
+    "wsl-rtx-3060": ({"GPU"}, set(), {"compute": "8.6"}),
     "xavier-nx": ({"board"}, set(), {"soc": "tegra194", "jetpack": "5.1.1"}),
 }
 

@@ -23,6 +23,12 @@ ORIN_SMI = """\
 |   0  Orin (nvgpu)                  N/A  | N/A              N/A |                  N/A |
 | N/A   N/A  N/A               N/A /  N/A | Not Supported        |     N/A          N/A |
 """
+MIG = """\
+|   0  NVIDIA A100-SXM4-80GB           Off| 00000000:40:00.0 Off |                   On |
+|                                         |                      |              Enabled |
+|   1  NVIDIA A100-SXM4-80GB           Off| 00000000:B1:00.0 Off |                   On |
+|                                         |                      |              Enabled |
+"""
 FORMER_STATS = """\
  - NVIDIA Jetson Nano (Developer Kit Version)
    * Jetpack 4.6 [L4T 32.6.1]
@@ -58,6 +64,12 @@ SHOWN: dict[str, tuple[str, str, dict[str, Any]]] = {
         ORIN_SMI,
         {"gpus": ("Orin (nvgpu)",), "driver": "540.4.0", "compute": "8.7"},
     ),
+    "the table of a divided GPU, without spaces": (
+        "nvidia-smi",
+        MIG,
+        {"gpus": ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB"), "mig": True,
+         "compute": "8.0"},
+    ),
     "a list": (
         "nvidia-smi -L",
         "GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-1)\nGPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-2)\n",
@@ -89,6 +101,12 @@ SHOWN: dict[str, tuple[str, str, dict[str, Any]]] = {
         CLOCKS,
         {"soc": "tegra234", "governor": "schedutil", "power_mode": "15W",
          "cpu_khz": (729600, 1510400, 1510400), "gpu_hz": (306000000, 624750000, 624750000)},
+    ),
+    "the clocks of an Orin NX": (
+        "jetson_clocks --show",
+        CLOCKS.replace("Nano Developer Kit", "NX Kit").replace("cpu0: ", "cpu0:  "),
+        {"board": "NVIDIA Jetson Orin NX Kit", "board_name": "orin-nx",
+         "cpu_khz": (729600, 1510400, 1510400)},
     ),
     "dpkg -l": (
         "dpkg -l | grep nvidia",
