@@ -31,6 +31,7 @@ from pilotfish.deploy.errors import BundleError
 from pilotfish.deploy.install import ARTIFACTS
 from pilotfish.deploy.manifest import BundleManifest, Progress
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.tensorrt.engine_file import EngineKey
 from pilotfish.wire import keys
 from pilotfish.wire.address import require_address, require_listenable
 from pilotfish.wire.transport import is_loopback
@@ -107,13 +108,23 @@ def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleM
             signature = signatures.sign(content.encode(), wanted.secret)
             (folder / signatures.NAME).write_bytes(signature)
         progress("writing the manifest", 1, 1)
-    if wanted.role == "edge" and (served := engines[ARTIFACTS["edge"]]):
-        key = models.largest(served)
-        advice.append(
+    if served := engines[ARTIFACTS[wanted.role]]:
+        advice.append(_limits(wanted.role, models.largest(served)))
+    return content, advice
+
+
+def _limits(role: str, key: EngineKey) -> str:
+    """Return the advice about what the largest engine can serve."""
+    if role == "edge":
+        return (
             f"build the engine with more --slots and --context if {key.slots} sessions of "
             f"{key.context} tokens are too few: the edge serves what its engine can"
         )
-    return content, advice
+    lanes = "1 lane is" if key.slots == 1 else f"{key.slots} lanes are"
+    return (
+        f"build the engine with more --slots if {lanes} too few: the device has the lanes of its "
+        "engine"
+    )
 
 
 def _engines(wanted: BundleContents, artifact: Artifact) -> list[models.PackedEngine]:
@@ -157,6 +168,8 @@ def _bring_settings(
             text = re.sub(r"(?m)^keys = ", "#keys = ", text)
         if name == "edge.toml":
             text = models.edge_settings(text, engines)
+        elif name == "device.toml":
+            text = models.device_settings(text, engines)
         if wanted.cpu and not name.startswith("watch"):
             text += '\nprovider = "cpu"  # chosen by --cpu of `pilotfish bundle`\n'
         (folder / "config" / name).write_text(text)

@@ -179,6 +179,11 @@ def test_a_header_that_does_not_end_is_not_read_to_its_end(
     assert HEADER_LIMIT < 1 << 20
 
 
+def test_a_wish_for_any_context_names_the_slots_alone(artifact: Artifact, engine: Path) -> None:
+    with pytest.raises(EngineFileError, match=r"of 64 tokens, and 3 slots are wanted: build"):
+        check_engine(engine, artifact, slots=3)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -211,7 +211,7 @@ def check_engine(
     wanted, compute = _sizes(slots, context), USUAL
 
     def unfit(problem: str, mend: str = "build it again") -> EngineFileError:
-        command = build_command(library, artifact, slots, context, compute)
+        command = build_command(library, artifact.path, slots, context, compute)
         return EngineFileError(f"{problem}: {mend}: {command}")
 
     try:
@@ -260,12 +260,13 @@ def check_engine(
     return header
 
 
-def build_command(
-    library: Library, artifact: Artifact, slots: int, context: int, compute: str
-) -> str:
-    """Return the command that builds such an engine; the smallest and usual values are left out."""
+def build_command(library: Library, folder: Path, slots: int, context: int, compute: str) -> str:
+    """Return the command that builds such an engine of the artifact in a folder.
+
+    The smallest and usual values are left out.
+    """
     return (
-        library.command(artifact.path)
+        library.command(folder)
         + f" --slots {slots}" * (slots > 1)
         + f" --context {context}" * (context > 1)
         + f" --compute {compute}" * (library.any_gpu and compute != USUAL)
@@ -299,7 +300,8 @@ def _damaged_error(path: Path) -> EngineFileError:
 
 
 def _sizes(slots: int, context: int) -> str:
-    return f"{slots} {'slot' if slots == 1 else 'slots'} of {context} tokens"
+    number = "1 slot" if slots == 1 else f"{slots} slots"
+    return number + f" of {context} tokens" * (context > 1)
 
 
 def _covers(listed: str, compute: str) -> bool:
