@@ -6,9 +6,9 @@ folder that exists takes precedence over a name.
 
 `default` and `default-28` are made of the default model, SmolLM2-135M. As a target, `default` is
 the model in fp32; as a drafter, it is the same model in int4, and hardly ever differs from the
-target. `default-28` is a drafter in int4 without two of the 30 layers. It differs from the target
-at about every third token, so it has mismatches for a decision head to judge: the head `default`
-was trained for this drafter.
+target (for a GPU, it is fp16). `default-28` is a drafter in int4 without two of the 30 layers. It
+differs from the target at about every third token, so it has mismatches for a decision head to
+judge: the head `default` was trained for this drafter.
 """
 
 import time

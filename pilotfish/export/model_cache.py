@@ -36,6 +36,7 @@ from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.gpus import gpu_nodes
 from pilotfish.engines.manifest import MANIFEST_NAME, STORED, Precision
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
+from pilotfish.engines.tensorrt.library import LIBRARIES
 from pilotfish.export.cache_contents import remove_unused
 from pilotfish.export.cached_models import (
     EXPORTER,
@@ -62,9 +63,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("pilotfish.export")
 
 Role = Literal["target", "drafter"]
-# The default model's file has 4-bit blocks, which int4 keeps. So its α is higher than int8's, its
-# pass faster than that of stored, and int4 is the fastest drafter end to end (docs/engines.md).
-DEFAULT_PRECISIONS: dict[Role, Precision] = {"target": "fp32", "drafter": "int4"}
 
 
 def fetch_model(
@@ -82,7 +80,7 @@ def fetch_model(
         source: an artifact's folder, which is returned; a GGUF file or a checkpoint's folder;
             "default", "default-28" or a hub id, unless a file or folder has that name.
         role: "target": fp32, or fp16 for a GPU. "drafter": fp16 for a GPU; else the stored blocks
-            of a quantised source, or int8. The default model is fp32 and int4 in these roles.
+            of a quantised source, or int8. The default model has its own: `default_precision`.
         provider: the provider that will run the model.
         refresh: ask the hub for the newest commit of a hub id, although there is an artifact.
         progress: called as progress(label, done, total).
@@ -103,12 +101,25 @@ def fetch_model(
             _request(str(path.resolve()), role, provider), progress=progress, notify=notify
         )
     if name in DEFAULTS:
-        request = request_default(DEFAULT_PRECISIONS[role], skipped_layers=DEFAULTS[name])
+        precision = default_precision(role, provider)
+        request = request_default(precision, skipped_layers=DEFAULTS[name])
         return find_or_export(request, progress=progress, notify=notify)
     if not HUB_ID.fullmatch(name) or path.suffix == ".gguf":
         raise _unknown(name)
     request = _request(name, role, provider)
     return find_or_export(request, refresh=refresh, progress=progress, notify=notify)
+
+
+def default_precision(role: Role, provider: str = "auto") -> Precision:
+    """Return the precision of the default model in a role, for the provider that will run it.
+
+    Its file has 4-bit blocks, which int4 keeps. So its α is higher than int8's, its pass faster
+    than that of stored, and int4 is the fastest drafter on a CPU end to end (docs/engines.md). No
+    provider of a GPU takes int4's dialect, so a drafter for a GPU is fp16.
+    """
+    if role == "target":
+        return "fp32"
+    return "fp16" if _runs_on_gpu(provider) else "int4"
 
 
 def request_default(
@@ -162,13 +173,9 @@ def _runs_on_gpu(provider: str) -> bool:
         return False
     if provider != "auto":
         return True
-    for package in ("onnxruntime-gpu", "tensorrt"):
-        try:
-            metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-        return True
-    return False
+    with suppress(metadata.PackageNotFoundError):
+        return bool(metadata.version("onnxruntime-gpu"))
+    return any(library.is_installed for library in LIBRARIES)
 
 
 def _is_weights(path: Path) -> bool:

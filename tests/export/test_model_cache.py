@@ -15,14 +15,16 @@ import gguf
 import pytest
 
 from pilotfish import fetch_model
+from pilotfish.engines import gpus
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cache import use_until_exit
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.manifest import MANIFEST_NAME
 from pilotfish.export.cached_models import folder_key
 from pilotfish.export.export_errors import CacheFullError, ExportError
-from pilotfish.export.model_cache import Role, request_default
+from pilotfish.export.model_cache import Role, default_precision, request_default
 from tests.support.hub import serving_hub
+from tests.support.other_machine import NODES, make_nodes
 from tests.support.small_checkpoints import LLAMA, write_directory, write_gguf
 
 LARGER = LLAMA | {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 8}
@@ -78,6 +80,17 @@ def test_the_role_and_the_source_choose_the_precision(
         [sys.executable, "-c", WARM, source, role], capture_output=True, text=True, check=False
     )
     assert warm.stdout.strip() == str(folder), warm.stderr
+
+
+def test_the_default_drafter_of_a_machine_with_a_gpu_is_one_that_the_gpu_runs(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(gpus, "_DEV", make_nodes(tmp_path, NODES["a card"]))
+    assert default_precision("drafter", "cuda") == "fp16"
+    assert default_precision("drafter", "cpu") == "int4"
+    assert default_precision("target", "cuda") == "fp32"
+    monkeypatch.setattr(gpus, "_DEV", tmp_path / "none")
+    assert default_precision("drafter", "auto") == "int4"
 
 
 def test_an_artifact_is_taken_as_it_is_and_a_folder_before_a_name(

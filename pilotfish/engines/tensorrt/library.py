@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ class Library:
     title: str
     modules: tuple[str, ...]
     any_gpu: bool
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether Python finds the library; nothing is imported."""
+        return any(find_spec(name) is not None for name in self.modules)
 
     def load(self) -> Any:
         """Import the library.
