@@ -178,6 +178,10 @@ def test_refusals_of_the_command(artifact: Artifact, tmp_path: Path, capsys: Cap
     contrib = tiny_artifact(tmp_path / "contrib", dialect="contrib")
     assert main([*COMMAND, str(contrib.path)]) == 65
     assert "--dialect opset17" in capsys.readouterr().err
+    assert main([*COMMAND, str(artifact.path), "--slots", "1000000000"]) == 65
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("pilotfish: TensorRT refuses the profile decode (Shape provided for")
+    assert error.endswith("): choose fewer --slots or a shorter --context")
     assert sorted(artifact.path.rglob("*")) == before
 
 
@@ -260,6 +264,12 @@ def test_stages_and_their_head_have_engines_in_their_folders(
     assert main([*COMMAND, str(first.path), str(second.path)]) == 0
     assert len(capsys.readouterr().out.split()) == 3
     (head,) = shipped_engines(first, RTX.provider, head=True)
+    assert main(["export", "list", str(first.path.parent)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line for line in lines if line.startswith("stage-1: ")) == [
+        "stage-1: engine tensorrt-rtx for 8.0,8.6,8.9,12.0+, 2 × 64 tokens",
+        "stage-1: engine tensorrt-rtx for 8.0,8.6,8.9,12.0+, the head",
+    ]
     for opened in (first, second):
         with pytest.raises(ProviderError, match="no CUDA-capable device"):
             Stage(opened, slots=2, context=64, provider="tensorrt-rtx")

@@ -27,6 +27,7 @@ from pilotfish.engines.tensorrt.targets import INSTEAD, USUAL
 
 SUFFIX = ".engine"
 FOLDER = "engines"  # the folder within an artifact
+HEAD = "-head"  # ends the name of a head's engine in its key
 HEADER_LIMIT = 1 << 16  # bytes
 VERSION = 1
 LATER = "+"  # ends a compute capability that stands for all later ones, too
@@ -92,7 +93,7 @@ class _AnyHeader(msgspec.Struct):
 
 def engine_name(artifact: Artifact, *, head: bool = False) -> str:
     """Return the name of an artifact's engines in their keys, or that of its head's engines."""
-    return artifact.manifest.digest + "-head" * head
+    return artifact.manifest.digest + HEAD * head
 
 
 def shipped_path(artifact: Artifact, key: EngineKey) -> Path:
