@@ -24,12 +24,14 @@ from pathlib import Path
 import zmq
 
 from pilotfish.base.errors import KeysError, UnsupportedError
+from pilotfish.boards.board import board_named
 from pilotfish.deploy import board_record, manifest, models, signatures, wheelhouse
 from pilotfish.deploy.board_record import BoardRecord
 from pilotfish.deploy.errors import BundleError
 from pilotfish.deploy.install import ARTIFACTS
 from pilotfish.deploy.manifest import BundleManifest, Progress
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.tensorrt.engine_file import EngineKey
 from pilotfish.wire import keys
 from pilotfish.wire.address import require_address, require_listenable
 from pilotfish.wire.transport import is_loopback
@@ -75,7 +77,7 @@ def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleM
     if wanted.secret is not None:
         signatures.require_secret(wanted.secret)
     artifacts = dict(_named(wanted))
-    engines = {name: models.engines_of(artifact) for name, artifact in artifacts.items()}
+    engines = {name: _engines(wanted, artifact) for name, artifact in artifacts.items()}
     every = [engine for each in engines.values() for engine in each]
     if wanted.board is not None and wanted.board.jetpack is not None:
         models.refuse_for_jetson(every)
@@ -106,13 +108,31 @@ def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleM
             signature = signatures.sign(content.encode(), wanted.secret)
             (folder / signatures.NAME).write_bytes(signature)
         progress("writing the manifest", 1, 1)
-    if wanted.role == "edge" and (served := engines[ARTIFACTS["edge"]]):
-        key = models.largest(served)
-        advice.append(
+    if served := engines[ARTIFACTS[wanted.role]]:
+        advice.append(_limits(wanted.role, models.largest(served)))
+    return content, advice
+
+
+def _limits(role: str, key: EngineKey) -> str:
+    """Return the advice about what the largest engine can serve."""
+    if role == "edge":
+        return (
             f"build the engine with more --slots and --context if {key.slots} sessions of "
             f"{key.context} tokens are too few: the edge serves what its engine can"
         )
-    return content, advice
+    lanes = "1 lane is" if key.slots == 1 else f"{key.slots} lanes are"
+    return (
+        f"build the engine with more --slots if {lanes} too few: the device has the lanes of its "
+        "engine"
+    )
+
+
+def _engines(wanted: BundleContents, artifact: Artifact) -> list[models.PackedEngine]:
+    """Check an artifact's engines and return them; none if the machine computes on its CPU."""
+    board = wanted.board and wanted.board.board
+    if wanted.cpu or (board and not board_named(board).gpu):
+        return []
+    return models.engines_of(artifact)
 
 
 def _named(wanted: BundleContents) -> Iterator[tuple[str, Artifact]]:
@@ -148,6 +168,8 @@ def _bring_settings(
             text = re.sub(r"(?m)^keys = ", "#keys = ", text)
         if name == "edge.toml":
             text = models.edge_settings(text, engines)
+        elif name == "device.toml":
+            text = models.device_settings(text, engines)
         if wanted.cpu and not name.startswith("watch"):
             text += '\nprovider = "cpu"  # chosen by --cpu of `pilotfish bundle`\n'
         (folder / "config" / name).write_text(text)

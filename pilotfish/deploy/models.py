@@ -21,7 +21,13 @@ from pilotfish.deploy.errors import BundleError
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import EngineFileError
 from pilotfish.engines.manifest import LLAMACPP, OPSET24
-from pilotfish.engines.tensorrt.engine_file import FOLDER, SUFFIX, EngineKey, check_engine
+from pilotfish.engines.tensorrt.engine_file import (
+    FOLDER,
+    SUFFIX,
+    EngineKey,
+    build_command,
+    check_engine,
+)
 from pilotfish.engines.tensorrt.library import RTX
 
 # the last ONNX Runtime for Python 3.10 is 1.23, which cannot load opset 24
@@ -104,7 +110,8 @@ def require_runtime(engines: Sequence[PackedEngine], wheels: Mapping[str, str]) 
         if all(versions[part] == {engine.key.tensorrt} for part in _PARTS):
             continue
         listed = " and ".join(sorted(versions["libs"] | versions["bindings"]))
-        command = RTX.command(engine.path.parents[1])
+        key = engine.key
+        command = build_command(RTX, engine.path.parents[1], key.slots, key.context, key.compute)
         build = f"delete it and build one with their version ({command}), or "
         raise BundleError(
             f"{engine.path} was built by {RTX.title} {engine.key.tensorrt}, and the wheels to "
@@ -128,6 +135,16 @@ def edge_settings(text: str, engines: Sequence[PackedEngine]) -> str:
     key = largest(engines)
     sizes = f"sessions = {key.slots}\ncontext = {key.context}"
     return re.sub(r"(?m)^#sessions = .*$", f"{sizes}  # of the engine in the target's folder", text)
+
+
+def device_settings(text: str, engines: Sequence[PackedEngine]) -> str:
+    """Return `device.toml` with the number of lanes that the largest engine can serve.
+
+    The default may be more, and then the device would refuse the engine.
+    """
+    if not engines:
+        return text
+    return f"{text}lanes = {largest(engines).slots}  # of the engine in the drafter's folder\n"
 
 
 def copy(artifact: Artifact, engines: Sequence[PackedEngine], folder: Path) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import ArtifactError, EngineFileError
 from pilotfish.engines.manifest import MANIFEST_NAME
-from pilotfish.engines.tensorrt.engine_file import engine_files, read_header
+from pilotfish.engines.tensorrt.engine_file import HEAD, engine_files, read_header
 
 
 class ListedArtifact(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,4 +75,6 @@ def _describe_engine(path: Path) -> str:
     except EngineFileError:
         return f"{path.name} (damaged)"
     target = f"{key.gpu} {key.compute}".strip()
+    if key.artifact.endswith(HEAD):
+        return f"{key.provider} for {target}, the head"
     return f"{key.provider} for {target}, {key.slots} × {key.context} tokens"

@@ -205,6 +205,11 @@ def test_an_engine_without_its_runtime_is_refused(
     wheels = {f"tensorrt-rtx-cu13-{part}": version for part, version in versions.items()}
     with pytest.raises(BundleError, match=f"wheels to install {there}"):
         models.require_runtime(engines, wheels)
+    if versions:
+        with pytest.raises(
+            BundleError, match=r"target --provider tensorrt-rtx --slots 4 --con.*128"
+        ):
+            models.require_runtime(engines, wheels)
     right = {f"tensorrt-rtx-cu13-{part}": VERSION for part in ("libs", "bindings")}
     models.require_runtime(engines, right)
 
@@ -226,6 +231,30 @@ def test_a_card_without_an_engine_would_idle(artifact: Artifact) -> None:
     record = check_board(rtx, None, [artifact.path], cpu=True)
     assert record is not None
     assert any("will run on the CPU" in line for line in record.lines)
+
+
+@pytest.mark.parametrize(("name", "cpu"), [("cpu", False), ("rtx", True)])
+def test_a_machine_that_computes_on_its_cpu_gets_no_engine(
+    index: Path, tmp_path: Path, artifact: Artifact, name: str, cpu: bool
+) -> None:
+    board = check_board(BOARDS[name], None, [artifact.path], cpu=cpu)
+    plan = wanted(artifact, board=board, cpu=cpu)
+    made, advice = bundle.make(plan, tmp_path / "bundle", silent)
+    assert not any("/engines/" in path or "tensorrt" in path for path in made.files)
+    assert not any("engine" in line for line in advice)
+    settings = msgspec.toml.decode((tmp_path / "bundle/config/edge.toml").read_text())
+    assert "sessions" not in settings  # an engine's sizes would limit the CPU, too
+
+
+def test_a_device_has_the_lanes_of_its_engine(
+    index: Path, tmp_path: Path, artifact: Artifact
+) -> None:
+    wheels = rtx_wheels(tmp_path / "nvidia")
+    plan = wanted(artifact, wheels=wheels, role="device", address="tcp://127.0.0.1:7077")
+    _, advice = bundle.make(plan, tmp_path / "bundle", silent)
+    assert any("if 4 lanes are too few" in line for line in advice)
+    settings = msgspec.toml.decode((tmp_path / "bundle/config/device.toml").read_text())
+    assert settings["lanes"] == 4  # with more, the device would not use the engine
 
 
 def test_the_settings_are_those_of_the_largest_engine(artifact: Artifact) -> None:

@@ -168,7 +168,13 @@ def build(
         profile = builder.create_optimization_profile()
         for name in each.maximum:
             shapes = (each.minimum[name], each.optimum[name], each.maximum[name])
-            profile.set_shape(name, *(trt.Dims(list(shape)) for shape in shapes))
+            try:
+                profile.set_shape(name, *(trt.Dims(list(shape)) for shape in shapes))
+            except (RuntimeError, ValueError) as error:
+                raise BuildError(
+                    f"TensorRT refuses the profile {each.name} ({str(error).strip(' .')}): choose "
+                    "fewer --slots or a shorter --context"
+                ) from None
         if config.add_optimization_profile(profile) < 0:
             raise BuildError(
                 f"TensorRT refuses the profile {each.name}: run the command with "

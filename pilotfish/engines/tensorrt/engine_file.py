@@ -23,15 +23,17 @@ from pilotfish.engines.engine_errors import EngineFileError
 from pilotfish.engines.manifest import Sha256, Size
 from pilotfish.engines.tensorrt.library import LIBRARIES, RTX, Library
 from pilotfish.engines.tensorrt.profiles import Profiles
-from pilotfish.engines.tensorrt.targets import USUAL
+from pilotfish.engines.tensorrt.targets import INSTEAD, USUAL
 
 SUFFIX = ".engine"
 FOLDER = "engines"  # the folder within an artifact
+HEAD = "-head"  # ends the name of a head's engine in its key
 HEADER_LIMIT = 1 << 16  # bytes
 VERSION = 1
 LATER = "+"  # ends a compute capability that stands for all later ones, too
-_COMPUTE = r"\d{1,4}\.\d{1,4}\+?"
-Word = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z._+-]{1,64}$")]
+_COMPUTE = r"[0-9]{1,4}\.[0-9]{1,4}\+?"
+# \Z, since $ lets a line feed pass
+Word = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z._+-]{1,64}\Z")]
 
 
 class EngineKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,8 +48,8 @@ class EngineKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     provider: Word
     tensorrt: Word
-    gpu: Annotated[str, msgspec.Meta(pattern=r"^[ -~]{0,256}$")]
-    compute: Annotated[str, msgspec.Meta(pattern=rf"^{_COMPUTE}(,{_COMPUTE}){{0,99}}$")]
+    gpu: Annotated[str, msgspec.Meta(pattern=r"^[ -~]{0,256}\Z")]
+    compute: Annotated[str, msgspec.Meta(pattern=rf"^{_COMPUTE}(,{_COMPUTE}){{0,99}}\Z")]
     artifact: Word
     dialect: Word
     precision: Word
@@ -91,7 +93,7 @@ class _AnyHeader(msgspec.Struct):
 
 def engine_name(artifact: Artifact, *, head: bool = False) -> str:
     """Return the name of an artifact's engines in their keys, or that of its head's engines."""
-    return artifact.manifest.digest + "-head" * head
+    return artifact.manifest.digest + HEAD * head
 
 
 def shipped_path(artifact: Artifact, key: EngineKey) -> Path:
@@ -145,7 +147,7 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file:
             line = file.readline(HEADER_LIMIT)
     except OSError as error:
-        raise EngineFileError(f"{path} cannot be read: {error.strerror}") from None
+        raise _unreadable_error(path, error) from None
     whole = status.st_size
     try:
         version = msgspec.json.decode(line, type=_AnyHeader).version
@@ -174,9 +176,9 @@ def read_plan(path: Path, header: Header) -> bytes:
     try:
         with path.open("rb") as file:
             file.readline(HEADER_LIMIT)
-            plan = file.read()
+            plan = file.read(header.size)
     except OSError as error:
-        raise EngineFileError(f"{path} cannot be read: {error.strerror}") from None
+        raise _unreadable_error(path, error) from None
     if hashlib.sha256(plan).hexdigest() != header.sha256:
         raise _damaged_error(path)
     return plan
@@ -210,7 +212,7 @@ def check_engine(
     wanted, compute = _sizes(slots, context), USUAL
 
     def unfit(problem: str, mend: str = "build it again") -> EngineFileError:
-        command = build_command(library, artifact, slots, context, compute)
+        command = build_command(library, artifact.path, slots, context, compute)
         return EngineFileError(f"{problem}: {mend}: {command}")
 
     try:
@@ -240,10 +242,13 @@ def check_engine(
     if gpu is not None and not key.runs_on(gpu):
         compute = gpu.compute
         target = f"{key.gpu}, " * bool(key.gpu) + f"compute capability {key.compute}"
-        raise unfit(
+        problem = (
             f"{path} was built for GPUs of {target}, and this machine's GPU, {gpu.name}, has "
-            f"{gpu.compute}"
+            f"{compute}"
         )
+        if library.any_gpu and compute in INSTEAD:
+            raise EngineFileError(f"{problem}: {INSTEAD[compute]}")
+        raise unfit(problem)
     if key.slots < slots or key.context < context:
         raise unfit(
             f"{path} was built for {_sizes(key.slots, key.context)}, and {wanted} are wanted",
@@ -256,12 +261,13 @@ def check_engine(
     return header
 
 
-def build_command(
-    library: Library, artifact: Artifact, slots: int, context: int, compute: str
-) -> str:
-    """Return the command that builds such an engine; the smallest and usual values are left out."""
+def build_command(library: Library, folder: Path, slots: int, context: int, compute: str) -> str:
+    """Return the command that builds such an engine of the artifact in a folder.
+
+    The smallest and usual values are left out.
+    """
     return (
-        library.command(artifact.path)
+        library.command(folder)
         + f" --slots {slots}" * (slots > 1)
         + f" --context {context}" * (context > 1)
         + f" --compute {compute}" * (library.any_gpu and compute != USUAL)
@@ -276,10 +282,18 @@ def _library_by_name(path: Path) -> Library:
 
 def _check_plan(path: Path, header: Header) -> None:
     """Compare the plan's SHA-256 with the header's, without holding the plan in memory."""
-    with path.open("rb", buffering=0) as file:
-        file.seek(-header.size, 2)
-        if sha256_of(file) != header.sha256:
-            raise _damaged_error(path)
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(-header.size, 2)
+            digest = sha256_of(file)
+    except OSError as error:  # the file has changed since its header was read
+        raise _unreadable_error(path, error) from None
+    if digest != header.sha256:
+        raise _damaged_error(path)
+
+
+def _unreadable_error(path: Path, error: OSError) -> EngineFileError:
+    return EngineFileError(f"{path} cannot be read: {error.strerror}")
 
 
 def _damaged_error(path: Path) -> EngineFileError:
@@ -287,7 +301,8 @@ def _damaged_error(path: Path) -> EngineFileError:
 
 
 def _sizes(slots: int, context: int) -> str:
-    return f"{slots} {'slot' if slots == 1 else 'slots'} of {context} tokens"
+    number = "1 slot" if slots == 1 else f"{slots} slots"
+    return number + f" of {context} tokens" * (context > 1)
 
 
 def _covers(listed: str, compute: str) -> bool:

@@ -109,9 +109,10 @@ def engine_for(request: EngineRequest, *, flexible: bool, may_build: bool) -> Lo
     if faults:
         raise faults[0]
     if not may_build:
+        command = build_command(library, artifact.path, request.slots, context, USUAL)
         raise ProviderError(
-            f"no engine for {request.slots} slots of {request.context} tokens was built on "
-            f"this machine: run {build_command(library, artifact, request.slots, context, USUAL)}"
+            f"no engine for {request.slots} slots of {request.context} tokens was built on this "
+            f"machine: run {command}"
         )
     what = request.graph_path if request.head else artifact.path
     log.warning("building a TensorRT engine of %s: this takes minutes, once", what)
@@ -228,7 +229,7 @@ def _load_shipped(request: EngineRequest, path: Path, key: EngineKey) -> LoadedE
     if engine is None:
         reason = library.last_error() or "it says no reason"
         command = build_command(
-            library, request.artifact, key.slots, key.context, request.gpu.compute
+            library, request.artifact.path, key.slots, key.context, request.gpu.compute
         )
         raise EngineFileError(
             f"{library.title} refuses {path} ({reason}): build it again: {command}"
