@@ -171,10 +171,10 @@ def _describe_expected(option: argparse.Action) -> str:
 def read_settings(path: Path) -> dict[str, Any]:
     """Read a configuration file: key → value; raise `ConfigError` if it cannot be used."""
     with reading_file(lambda problem: ConfigError(f"{path} cannot be read: {problem}.")):
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # the opening of a pipe would block
+            raise ConfigError(f"{path} is not a file.")
         with path.open("rb") as file:
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(f"{path} is not a file.")
             if status.st_mode & stat.S_IWOTH:
                 raise ConfigError(
                     f"{path} is writable by every user of this machine: run `chmod o-w {path}`."

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+from msgspec import Meta
 from rich.console import Console
 
 from pilotfish.base.errors import ConfigError
 from pilotfish.cli.configuration import read_settings
-from pilotfish.cli.options import Commands, positive, write_json
+from pilotfish.cli.flags import bounded
+from pilotfish.cli.options import Commands, write_json
 from pilotfish.lab.doctor.doctor_page import show
 from pilotfish.lab.doctor.examination import Diagnosis, examine
 from pilotfish.lab.doctor.finding import Finding, fault
@@ -20,6 +22,7 @@ from pilotfish.lab.doctor.machine import LIMIT_S, Machine, recorded_machine, thi
 from pilotfish.lab.doctor.outlook import Role, Subject
 
 _CONFIGURATION = Path("/etc/pilotfish")
+_LONGEST_WAIT_S = 600
 _TARGET_CONTEXT, _SESSIONS, _LANES = 2048, 16, 2  # the daemons' defaults
 _DESCRIPTION = """\
 Says what this machine is, what will therefore run on it and how fast that should be, and what is
@@ -75,7 +78,7 @@ def add_to(commands: Commands) -> None:
     )
     parser.add_argument(
         "--wait",
-        type=positive,
+        type=bounded(float, Meta(gt=0, le=_LONGEST_WAIT_S)),
         default=LIMIT_S,
         metavar="S",
         help="seconds after which a tool hangs (%(default)g)",

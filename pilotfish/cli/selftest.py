@@ -107,7 +107,7 @@ def add_to(commands: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     if args.share is not None and args.share != _NOW:
-        print(_block(_read(args.share)), end="")
+        print(_block_of(args.share), end="")
         return 0
     with export_tools():
         import_module("pilotfish.export.model")  # a missing extra fails now, not after a minute
@@ -153,13 +153,13 @@ def _examine(*, quiet: bool) -> dict[str, Any]:
     return figures
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """Read the results of an earlier self-test."""
+def _block_of(path: Path) -> str:
+    """Return the block of an earlier self-test's results."""
     with reading_file(lambda problem: ConfigError(f"{path} has no results: {problem}.")):
         figures: dict[str, Any] = msgspec.json.decode(read_content(path), type=dict[str, Any])
-    if "findings" not in figures or "machine" not in figures:
-        raise ConfigError(f"{path} has no results of `pilotfish selftest`.")
-    return figures
+        if "findings" not in figures or "machine" not in figures:
+            raise ConfigError(f"{path} has no results of `pilotfish selftest`.")
+        return _block(figures)
 
 
 def _block(figures: dict[str, Any]) -> str:

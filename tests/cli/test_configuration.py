@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import pytest
@@ -144,8 +145,9 @@ def test_flags_have_no_abbreviations(file: Path) -> None:
         parser().parse_args(["serve", "--target", "m", "--conf", str(file)])
 
 
-@pytest.mark.parametrize("name", ["missing.toml", "."])
+@pytest.mark.parametrize("name", ["missing.toml", ".", "pipe"])
 def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=r"cannot be read|not a file"):
         parser().parse_args(["serve", "--config", str(tmp_path / name)])
 

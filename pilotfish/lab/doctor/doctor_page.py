@@ -21,8 +21,8 @@ def show(diagnosis: Diagnosis, console: Console, seconds: float | None = None) -
     """Print an examination. seconds: how long it took; None: it was read from a recording."""
     examination = diagnosis.examination
     for name, text in [*_machine(examination.machine), *_outlook(diagnosis)]:
-        console.print(f"[bold]{name:<{_WIDTH}}[/bold]", end="")
-        console.print(text, markup=False, soft_wrap=True)
+        console.print(f"{name:<{_WIDTH}}", style="bold", markup=False, end="")
+        console.print(_printable(text), markup=False, soft_wrap=True)
     console.print()
     show_findings(examination.findings, console)
     took = "" if seconds is None else f" ({seconds:.1f} s)"
@@ -34,9 +34,9 @@ def show_findings(findings: tuple[Finding, ...], console: Console) -> None:
     for finding in findings:
         console.print(MARKS[finding.severity], style=_STYLES[finding.severity], end=" ")
         console.print(f"[bold]{finding.subject}[/bold]: ", end="")
-        console.print(finding.message, markup=False, soft_wrap=True)
+        console.print(_printable(finding.message), markup=False, soft_wrap=True)
         if finding.mend is not None:
-            console.print(f"  mend: {finding.mend}", markup=False, soft_wrap=True)
+            console.print(f"  mend: {_printable(finding.mend)}", markup=False, soft_wrap=True)
 
 
 def count(examination: Examination) -> str:
@@ -48,6 +48,11 @@ def count(examination: Examination) -> str:
     recorded = examination.machine.pilotfish is None
     nothing = f"Nothing is wrong{' in what is shown' * recorded}."
     return f"{', '.join(listed)}." if listed else nothing
+
+
+def _printable(text: str) -> str:
+    """Return a text without what could move the terminal's cursor."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _machine(facts: MachineFacts) -> Iterator[tuple[str, str]]:

@@ -8,13 +8,17 @@ from pilotfish.lab.doctor.machine import Machine
 
 
 class Disk(Struct, frozen=True, kw_only=True):
-    """A file system that we write to. path: a folder on it; purpose: what we write there."""
+    """A file system that we write to. path: a folder on it; purpose: what we write there.
+
+    writable: by this user; read_only: it is mounted so.
+    """
 
     path: str
     purpose: str
     free_bytes: int
     total_bytes: int
     writable: bool = True
+    read_only: bool = False
 
 
 class Unit(Struct, frozen=True, kw_only=True):

@@ -70,7 +70,7 @@ def gpu_facts(machine: Machine) -> dict[str, Any]:
         or _compute_of(gpus),
         "driver": _driver(machine, row, table),
         "driver_cuda": _first(r"CUDA Version:\s*([\d.]+)", table) or cuda.get("cuda of the driver"),
-        "gpu_problem": problem[0].strip() if problem else _missing_tool(machine),
+        "gpu_problem": problem[0].strip() if problem else _failed_tool(machine),
         "mig": _is_divided(row, table),
         "cuda": cuda.get("cuda") or _cuda(machine, debian, wheels),
         "cuda_problem": probed.get("cuda_problem") if probed else _cuda_problem(machine),
@@ -156,9 +156,11 @@ def _cards(machine: Machine) -> int | None:
     )
 
 
-def _missing_tool(machine: Machine) -> str | None:
-    """Return what a shell says of a missing nvidia-smi, in a recording."""
+def _failed_tool(machine: Machine) -> str | None:
+    """Return that nvidia-smi crashed, or what a shell says if it is missing, in a recording."""
     for output in machine.outputs("nvidia-smi"):
+        if output.status is not None and output.status < 0:
+            return f"nvidia-smi was ended by signal {-output.status}"
         if output.status == _NO_COMMAND or re.search(r"(?:command )?not found", output.text):
             return output.text.strip() or "nvidia-smi: not found"
     return None

@@ -63,6 +63,9 @@ COMMANDS = (
 _FOLDERS = ("/usr/sbin", "/sbin", "/usr/lib/wsl/lib", "/usr/local/sbin")
 _DEVICE_TREE = "/sys/firmware/devicetree/base"  # to which /proc/device-tree links
 _CAT = re.compile(r"(?:cat|tr -d '\\0' <) (/[\w./@,:+-]+)")
+_MOST_LETTERS = 4000  # of a line; no program that is asked here writes longer ones
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_ABSURD = re.compile(r"\d{16,}")  # no number of a machine has so many digits
 # What people write before a command that they show.
 _BEFORE = re.compile(r"^(?:[\w.@~:/-]*[$#] +)?(?:(?:sudo|time|env|[A-Z_]+=\S*) +)*")
 
@@ -78,7 +81,10 @@ class Machine:
         self, root: Path, outputs: Mapping[str, Output], process: Mapping[str, Any] | None = None
     ) -> None:
         self.root, self.process = root, process
-        self._outputs = {_plain(name): output for name, output in outputs.items()}
+        self._outputs = {
+            _plain(name): output if name == PROBE else Output(_readable(output.text), output.status)
+            for name, output in outputs.items()
+        }
 
     def outputs(self, pattern: str) -> Iterator[Output]:
         """Yield the outputs of the commands whose line begins with this pattern."""
@@ -91,7 +97,7 @@ class Machine:
 
     def texts(self, pattern: str) -> str:
         """Return the texts of these commands, one after the other; "" if there are none."""
-        return "\n".join(_without_colours(output.text) for output in self.outputs(pattern))
+        return "\n".join(output.text for output in self.outputs(pattern))
 
     def find(self, pattern: str, command: str) -> str | None:
         """Search these commands' texts; return the first group of the first match."""
@@ -161,11 +167,19 @@ def recorded_machine(path: Path) -> Machine:
     outputs = {name: _output(each) for name, each in recording.commands.items()}
     machine = Machine(root, outputs)
     finalize(machine, shutil.rmtree, root, ignore_errors=True)
-    for name, output in machine._outputs.items():
-        if (match := _CAT.fullmatch(name)) and output.status == 0:
-            _write(root, match[1], output.text)
-    for name, text in recording.files.items():
-        _write(root, name, text)
+    files = {
+        match[1]: output.text
+        for name, output in machine._outputs.items()
+        if (match := _CAT.fullmatch(name)) and output.status == 0
+    } | recording.files
+    for name, text in files.items():
+        try:
+            _write(root, name, _readable(text))
+        except (OSError, ValueError) as error:  # no name of a file, or a folder's
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"{path} is no recorded machine: its file {name[:80]!r} cannot be used: {reason}."
+            ) from error
     return machine
 
 
@@ -187,5 +201,7 @@ def _plain(line: str) -> str:
     return " ".join(_BEFORE.sub("", line.strip()).split())
 
 
-def _without_colours(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+def _readable(text: str) -> str:
+    """Return a text without colours and absurd numbers, and with lines of limited length."""
+    text = _ABSURD.sub("", _COLOURS.sub("", text))
+    return "\n".join(line[:_MOST_LETTERS] for line in text.split("\n"))

@@ -240,11 +240,18 @@ def _default_shape(board: Board | None, jetpack: str | None, role: Role) -> Mode
 def _providers(facts: MachineFacts) -> Iterator[ProviderOutlook]:
     for name in PROVIDERS:
         reason = (facts.absent or {}).get(name)
-        if reason is not None:
+        if reason and name != CPU and _lacks_gpu(facts):
+            yield ProviderOutlook(name=name, works=False, reason="this machine has no NVIDIA GPU")
+        elif reason is not None:
             yield ProviderOutlook(name=name, works=not reason, reason=reason)
         else:
             works, reason = _judge(name, facts)
             yield ProviderOutlook(name=name, works=works, reason=reason)
+
+
+def _lacks_gpu(facts: MachineFacts) -> bool:
+    """Return whether there is no GPU, so that nobody needs the libraries for one."""
+    return facts.cards == 0 and not facts.has_gpu and facts.container != "wsl"
 
 
 def _judge(name: str, facts: MachineFacts) -> tuple[bool | None, str]:

@@ -18,25 +18,42 @@ from typing import Any
 
 from pilotfish.base.home import home
 
+_MODEL = ("provider", "model", "precision", "dialect")  # keys of a check's result
 _WORD = r"(?<![\w.-]){}(?![\w-])"
 # Paths below these folders are the same on every machine.
 _PUBLIC = (
-    *("usr", "etc", "proc", "sys", "dev", "boot", "bin", "sbin", "lib", "run", "opt/pilotfish"),
-    *("var/lib/pilotfish", "var/cache/pilotfish", "var/lib/nvpmodel"),
+    *("usr", "etc", "proc", "sys", "dev(?!/disk)", "boot", "bin", "sbin", "lib", "opt/pilotfish"),
+    *("var/lib/pilotfish", "var/cache/pilotfish", "var/lib/nvpmodel", "run/systemd"),
 )
-_PATH = re.compile(rf"(?<![\w./])/(?!(?:{'|'.join(_PUBLIC)})\b)[\w./@+~-]*\w")
+_PRIVATE = rf"/(?!(?:{'|'.join(_PUBLIC)})(?![\w-])(?!\S*/\.\.))"
 _PATTERNS = (
     (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b"), "<address>"),
     (re.compile(r"\b(?:[a-z]+)://[^\s'\"”)]+"), "<address>"),
+    (re.compile(rf"(?<=['\"“`]){_PRIVATE}[^'\"”`\n]*(?=['\"”`])"), "<path>"),
+    # a folder's name may have spaces: what goes on with a slash is of the path
+    (re.compile(rf"(?<![\w./]){_PRIVATE}[\w./@+~-]*\w(?: +[\w.@+~-]+/[\w./@+~-]*\w)*"), "<path>"),
+    (re.compile(r"\b[A-Za-z]:\\[^\s'\"]+"), "<path>"),
+)  # fmt: skip
+# The same that are sought after the names, which may be parts of these.
+_LATER_PATTERNS = (
     (re.compile(r"(?i)\b(?:serial|s/n|uuid)(?: number)?[:= ]+\S+"), "<serial>"),
     (re.compile(r"\b(?:GPU-)?[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b"), "<serial>"),
-    (re.compile(r"\b[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5}\b"), "<address>"),
+    (re.compile(r"(?<![\w.-])\d{13,}(?![\w.-])"), "<serial>"),
+    (re.compile(r"\b[0-9a-fA-F]{2}(?:[:-][0-9a-fA-F]{2}){5}\b"), "<address>"),
     (re.compile(r"(?<![\w:.])(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}(?![\w:])"), "<address>"),
     (re.compile(r"(?<![\w:.])[0-9a-fA-F:]*::[0-9a-fA-F:]*[0-9a-fA-F](?![\w:])"), "<address>"),
+    # a host with a port, not a line of a file; and a host with a common domain
+    (re.compile(r"(?<![\w.-])(?=\S*[A-Za-z])[\w-]+(?:\.[\w-]+)+(?<!\.py):\d{2,5}\b"), "<address>"),
+    (re.compile(r"(?i)(?<![\w.-])[\w-]+(?:\.[\w-]+)*\.(?:local|lan|home|internal|corp|com|net|org|io)"
+                r"(?![\w.-]*\w)"), "<address>"),
     (re.compile(r"\bpf1_\S+"), "<key>"),
+    (re.compile(r"\b(?:hf_|gh[pousr]_|sk-|AAAA)[\w+/=-]{6,}"), "<key>"),
+    (re.compile(r"(?i)\b(?:token|password|passwd|secret)[:=] *\S+"), "<key>"),
     (re.compile(r"(?<![\w.-])(?=\S*\d)[!-~]{40}(?![!-~])"), "<key>"),  # a key of CURVE, in Z85
     (re.compile(r"(?<![\w/.-])(?=\w*\d)[A-Za-z0-9+/_-]{32,}={0,2}"), "<key>"),
 )  # fmt: skip
+_MOST_LETTERS = 2000  # of one string
+_MOST_BLOCK = 60_000  # letters: an issue may have 65,536, and the reporter writes some, too
 # Names of hosts and users that name nobody, and that other texts contain.
 _COMMON = frozenset(
     {"root", "localhost", "pilotfish", "user", "nvidia", "ubuntu", "debian", "linux", "jetson"}
@@ -53,12 +70,50 @@ _VERSION_KEYS = re.compile(
 def shared_block(results: Mapping[str, Any], title: str) -> str:
     """Return the results as one block of Markdown that fits into an issue.
 
-    results: JSON values; strings in them are scrubbed (`scrub`).
+    results: JSON values; strings in them are scrubbed (`scrub`). Of the checks that passed only
+    their names remain, and what does not fit into an issue is left out.
     """
-    scrubbed = scrub(results)
-    text = json.dumps(scrubbed, ensure_ascii=False, separators=(",", ":"))
-    lines = "\n".join(_break(text))
+    findings = results.get("findings")
+    if isinstance(findings, list):
+        results = dict(results) | {"findings": _shortened(findings)}
+    lines = "\n".join(_break(_json(_fitting(scrub(results)))))
     return f"<details><summary>{title}</summary>\n\n```json\n{lines}\n```\n\n</details>\n"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _shortened(findings: list[Any]) -> list[Any]:
+    """Return the results of checks: the others first, then a row for what passed of a model."""
+    others: list[Any] = []
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
+    for each in findings:
+        if not isinstance(each, Mapping) or each.get("status") != "passed":
+            others.append(each)
+            continue
+        model = {name: str(each.get(name, "")) for name in _MODEL}
+        row = rows.setdefault(tuple(model.values()), model | {"passed": "", "of_tolerance": 0.0})
+        row["passed"] = f"{row['passed']} {each.get('check', '')}".strip()
+        with suppress(KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):
+            used = float(each["difference"]) / float(each["tolerance"])
+            row["of_tolerance"] = max(row["of_tolerance"], round(used, 4))
+    return [*others, *rows.values()]
+
+
+def _fitting(results: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the last findings if the results are too long for an issue."""
+    findings = results.get("findings")
+    left = _MOST_BLOCK - len(_json(results | {"findings": []}))
+    if not isinstance(findings, list) or len(_json(findings)) <= left:
+        return results
+    kept = []
+    for each in findings:
+        left -= len(_json(each)) + 1
+        if left < 0:
+            break
+        kept.append(each)
+    return results | {"findings": kept, "findings_left_out": len(findings) - len(kept)}
 
 
 def scrub(results: Any) -> Any:
@@ -82,12 +137,13 @@ def _scrub(value: Any, names: re.Pattern[str] | None, versions: frozenset[str]) 
 def _clean(text: str, names: re.Pattern[str] | None, versions: frozenset[str]) -> str:
     if text in versions:
         return text
-    for pattern, word in _PATTERNS[:2]:
+    if len(text) > _MOST_LETTERS:
+        text = text[:_MOST_LETTERS] + "…"
+    for pattern, word in _PATTERNS:
         text = pattern.sub(word, text)
-    text = _PATH.sub("<path>", text)
     if names is not None:
         text = names.sub("<name>", text)
-    for pattern, word in _PATTERNS[2:]:
+    for pattern, word in _LATER_PATTERNS:
         text = pattern.sub(word, text)
     return _ADDRESS.sub(lambda match: match[0] if match[0] in versions else "<address>", text)
 

@@ -182,6 +182,7 @@ def _disks() -> Iterator[Disk]:
                     free_bytes=usage.free,
                     total_bytes=usage.total,
                     writable=os.access(place, os.W_OK) or not mine,
+                    read_only=bool(os.statvfs(place).f_flag & os.ST_RDONLY),
                 )
 
 
@@ -238,7 +239,11 @@ def _shown_time(machine: Machine) -> str | None:
             return clock.replace(tzinfo=timezone.utc).isoformat()
     day = r" time: \w{3} (\d{4}-\d\d-\d\d) ([\d:]+)"
     match = re.search(f"Universal{day}", text) or re.search(f"Local{day}", text)
-    return f"{match[1]}T{match[2]}+00:00" if match else None
+    if match is None:
+        return None
+    with suppress(ValueError):  # no such day or hour
+        return datetime.fromisoformat(f"{match[1]}T{match[2]}+00:00").isoformat()
+    return None
 
 
 def _unread() -> Iterator[str]:

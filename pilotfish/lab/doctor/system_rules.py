@@ -97,10 +97,12 @@ def _first_year(text: str | None) -> int:
 def _disks(facts: MachineFacts) -> Iterator[Finding]:
     for disk in facts.disks:
         free = f"{disk.free_bytes / GIB:.1f} GiB of {disk.total_bytes / GIB:.0f}"
-        if not disk.writable:
+        if disk.read_only or not disk.writable:
+            why = "lies on a disk that is mounted read-only"
             yield fault(
                 "disk",
-                f"{disk.path} ({disk.purpose}) cannot be written by this user.",
+                f"{disk.path} ({disk.purpose}) "
+                f"{why if disk.read_only else 'cannot be written by this user'}.",
                 "export PILOTFISH_CACHE=FOLDER",
             )
         elif disk.free_bytes < _SCARCE_BYTES:

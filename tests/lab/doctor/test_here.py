@@ -189,6 +189,12 @@ def test_a_full_disk_is_a_fault(full_disk: Path) -> None:
     assert "is full" in findings(done)["disk"]["message"]
 
 
+def test_a_disk_that_is_mounted_read_only_is_called_so(full_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", full_disk], check=True)
+    message = findings(doctor("--json", PILOTFISH_CACHE=str(full_disk)))["disk"]["message"]
+    assert message.endswith("lies on a disk that is mounted read-only.")
+
+
 def test_it_needs_no_root() -> None:
     python = Path("/usr/bin/python3")
     if os.geteuid() != 0 or not python.exists() or shutil.which("setpriv") is None:

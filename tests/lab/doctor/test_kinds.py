@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -384,3 +385,27 @@ def test_docker_without_nvidias_runtime(tmp_path: Path) -> None:
 
 def _as_outputs(outputs: dict[str, Any]) -> dict[str, Output]:
     return {line: Output(each) if isinstance(each, str) else each for line, each in outputs.items()}
+
+
+def test_nobody_needs_a_gpus_libraries_without_a_gpu(tmp_path: Path) -> None:
+    files = {"sys/bus/pci/devices/0/vendor": "0x1af4", "sys/bus/pci/devices/0/class": "0x030000"}
+    absent = {"cpu": "", "cuda": "install onnxruntime-gpu", "tensorrt": "install tensorrt"}
+    probe = {PROBE: Output(json.dumps({"absent": absent}))}
+    reasons = {
+        each.name: each.reason
+        for each in examined(machine_of(tmp_path, files, probe)).expects.providers
+    }
+    assert reasons["cuda"] == reasons["tensorrt"] == "this machine has no NVIDIA GPU"
+    assert reasons["cpu"] == ""
+    files["sys/bus/pci/devices/0/vendor"] = "0x10de"
+    examination = examined(machine_of(tmp_path, files, probe))
+    assert "install onnxruntime-gpu" in {each.reason for each in examination.expects.providers}
+
+
+def test_a_tool_that_crashes_is_a_fault_where_a_gpu_is(tmp_path: Path) -> None:
+    outputs = {"nvidia-smi": Output("", -11)}
+    examination = examined(machine_of(tmp_path / "rtx", RTX, outputs))
+    (finding,) = [each for each in examination.findings if each.subject == "GPU"]
+    assert "signal 11" in finding.message
+    none = {"sys/bus/pci/devices/0/vendor": "0x1af4"}
+    assert "GPU" not in subjects(examined(machine_of(tmp_path / "none", none, outputs)))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from pilotfish.base.errors import ConfigError
-from pilotfish.lab.doctor.examination import Examination
+from pilotfish.lab.doctor.doctor_page import show
+from pilotfish.lab.doctor.examination import Examination, examine
 from pilotfish.lab.doctor.machine import recorded_machine
+from pilotfish.lab.doctor.outlook import Subject
 from tests.support.machines import RECORDINGS, examined, mends, subjects
 
 # Recording → what is wrong (subjects of faults, and of warnings), and some of its facts.
@@ -105,7 +109,18 @@ def test_on_a_jetson_without_python_3_10_nothing_runs() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[commands", "files = 3", '[commands."x"]\nstatus = "?"', "[files]\na = 1"]
+    "text",
+    [
+        "[commands",
+        "files = 3",
+        '[commands."x"]\nstatus = "?"',
+        "[files]\na = 1",
+        '[files]\n"/a\\u0000b" = "x"',
+        f'[files]\n"/{"a" * 300}" = "x"',
+        '[files]\n"/a" = "x"\n"/a/b" = "y"',
+        '[files]\n"/" = "x"',
+        '[commands]\n"cat /a/.." = "y"',
+    ],
 )
 def test_a_file_that_is_no_recording_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.toml"
@@ -120,3 +135,39 @@ def test_a_recording_writes_only_below_its_root(tmp_path: Path) -> None:
     machine = recorded_machine(path)
     assert not Path("/tmp/h-pilotfish-doctor-escaped").exists()
     assert (machine.root / "tmp/h-pilotfish-doctor-escaped").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'[files]\n"/proc/meminfo" = "MemTotal: {"9" * 5000} kB"',
+        f'[files]\n"/sys/class/thermal/thermal_zone0/temp" = "{"9" * 400}"',
+        f'[files]\n"/etc/nv_tegra_release" = "# R{"9" * 5000} (release), REVISION: 1.2, x"',
+        f'[commands]\n"systemctl --version" = "systemd {"9" * 5000}"',
+        f'[commands]\n"nvidia-smi" = "Driver Version: 1 CUDA Version: {"9" * 5000}\\nGPU 0: X"',
+        '[commands]\n"timedatectl" = "Universal time: Thu 0000-00-00 99:99:99"',
+        '[commands]\n"timedatectl" = "Local time: Thu 2026-13-45 99:99:99 UTC"',
+    ],
+)
+def test_absurd_numbers_are_unknown(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "absurd.toml"
+    path.write_text(text)
+    examination = examined(recorded_machine(path))
+    assert msgspec.json.encode(examination)
+    assert examination.machine.memory_bytes is None
+    assert examination.machine.time is None
+    assert "9" * 40 not in str(examination)
+
+
+def test_a_recording_cannot_move_the_terminals_cursor(tmp_path: Path) -> None:
+    path = tmp_path / "escapes.toml"
+    escape = r"\u001b[2J\u001b]0;title\u0007"
+    path.write_text(
+        f'[files]\n"/proc/device-tree/model" = "Jetson {escape} Orin\\r\\nNano"\n'
+        f'[commands]\n"nvidia-smi" = "{escape} NVIDIA-SMI has failed because of \\u009b2J"\n'
+    )
+    page = StringIO()
+    show(examine(recorded_machine(path), Subject()), Console(file=page))
+    text = page.getvalue()
+    assert "has failed because" in text
+    assert [letter for letter in text if not letter.isprintable() and letter != "\n"] == []

@@ -6,6 +6,7 @@ import getpass
 import json
 import platform
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,18 @@ from tests.support.commands import command
 
 PRIVATE = {
     "a path": ("cannot open /home/alice/secret-project/model.onnx", "alice", "secret-project"),
+    "a path with spaces": ("no /home/al smith/my model/x.onnx there", "al smith", "my model"),
+    "a path in quotes": ("No such file: '/home/al smith/the model'", "smith", "the model"),
+    "a path of Windows": (r"no C:\Users\alice\x.onnx", "alice"),
+    "a path that climbs": ("/usr/share/../../home/alice/x", "alice"),
+    "a disk": ("/run/media/al/STICK-OF-AL and /dev/disk/by-id/nvme-S4EWNX0R", "STICK", "S4EWN"),
+    "a host with a port": ("no answer from my-edge.example.eu:7077", "my-edge"),
+    "a host": ("my-edge.duckdns.org and kitchen.local refused", "my-edge", "kitchen"),
+    "a MAC with dashes": ("eth0 00-1b-44-11-3a-b7", "3a-b7"),
+    "a number of a Jetson": ("board 1421922013489 failed", "1421922013489"),
+    "a key of SSH": ("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5", "AAAAC3"),
+    "a password": ("token: hunter2 was refused", "hunter2"),
+    "a short token": ("hf_AbCdEfGhIj is invalid", "AbCd"),
     "an address": ("tcp://edge.example.com:7077 refused", "example.com"),
     "an address of IPv4": ("no answer from 192.168.17.4:22", "192.168.17.4"),
     "addresses of IPv6": ("fe80::1c2b and 2001:db8:0:1:2:3:4:5", "fe80", "2001:db8"),
@@ -40,6 +53,7 @@ PUBLIC = (
     "logits 1 of 3: row 4, column 17, 1.5e-06",
     "nvidia,p3768-0000+p3767-0005-super",
     "opset24 fp16, growth",
+    "running.py:120 and model.onnx, 8500000000 bytes of 1.5/2.0",
 )
 
 
@@ -90,6 +104,49 @@ def test_names_of_host_and_user_are_removed(monkeypatch: pytest.MonkeyPatch) -> 
     assert scrub(text) == "<name> on <name> (<name>): carol77x stays"
     monkeypatch.setattr(platform, "node", lambda: "orin")
     assert scrub("Jetson Orin Nano") == "Jetson Orin Nano"
+
+
+FAILED = {"provider": "cuda", "check": "tree", "status": "failed", "reason": "no kernel " * 30}
+
+
+def results_of(checks: int, failures: int) -> dict[str, Any]:
+    """Return results of four providers, each with so many checks of every model that passed."""
+    passed = [
+        {"provider": provider, "model": f"model-{number}", "precision": "fp32",
+         "dialect": "opset24", "check": f"check-{check}", "status": "passed", "difference": 2e-5,
+         "tolerance": 1e-4, "where": "logits of 48 tokens, row 34, column 132", "seconds": 0.015}
+        for provider in ("cpu", "cuda", "tensorrt", "tensorrt-ep")
+        for number in range(20) for check in range(checks)
+    ]  # fmt: skip
+    del passed[0]["difference"], passed[0]["tolerance"]  # of texts, no outputs are compared
+    return {"passed": not failures, "findings": [*passed, *[FAILED] * failures], "times": [1]}
+
+
+def test_a_block_fits_into_an_issue() -> None:
+    shared = shared_block(results_of(checks=12, failures=3), "title")
+    assert len(shared) < 65_536 - 5_000
+    payload = block(shared)
+    assert payload["findings"][:3] == [FAILED] * 3
+    row = payload["findings"][3]
+    assert row["passed"].split() == [f"check-{number}" for number in range(12)]
+    assert row["of_tolerance"] == 0.2
+    assert "findings_left_out" not in payload
+    shared = shared_block(results_of(checks=12, failures=900), "title")
+    assert len(shared) < 65_536 - 5_000
+    payload = block(shared)
+    assert payload["findings"][0] == FAILED
+    assert len(payload["findings"]) + payload["findings_left_out"] == 80 + 900
+    assert payload["times"] == [1]
+
+
+def test_long_and_deep_results_take_no_time(tmp_path: Path) -> None:
+    began = time.process_time()
+    for text in ("!", "a:", ":", "1.", "a.b@", "/a"):
+        assert len(scrub(text * 50_000)) < 10_000
+    assert time.process_time() - began < 5
+    path = tmp_path / "deep.json"
+    path.write_text('{"findings": [], "machine": ' + "[" * 900 + "]" * 900 + "}")
+    assert main(["selftest", "--share", str(path)]) in (0, 78)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
