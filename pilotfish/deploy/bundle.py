@@ -24,6 +24,7 @@ from pathlib import Path
 import zmq
 
 from pilotfish.base.errors import KeysError, UnsupportedError
+from pilotfish.boards.board import board_named
 from pilotfish.deploy import board_record, manifest, models, signatures, wheelhouse
 from pilotfish.deploy.board_record import BoardRecord
 from pilotfish.deploy.errors import BundleError
@@ -75,7 +76,7 @@ def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleM
     if wanted.secret is not None:
         signatures.require_secret(wanted.secret)
     artifacts = dict(_named(wanted))
-    engines = {name: models.engines_of(artifact) for name, artifact in artifacts.items()}
+    engines = {name: _engines(wanted, artifact) for name, artifact in artifacts.items()}
     every = [engine for each in engines.values() for engine in each]
     if wanted.board is not None and wanted.board.jetpack is not None:
         models.refuse_for_jetson(every)
@@ -113,6 +114,14 @@ def make(wanted: BundleContents, out: Path, progress: Progress) -> tuple[BundleM
             f"{key.context} tokens are too few: the edge serves what its engine can"
         )
     return content, advice
+
+
+def _engines(wanted: BundleContents, artifact: Artifact) -> list[models.PackedEngine]:
+    """Check an artifact's engines and return them; none if the machine computes on its CPU."""
+    board = wanted.board and wanted.board.board
+    if wanted.cpu or (board and not board_named(board).gpu):
+        return []
+    return models.engines_of(artifact)
 
 
 def _named(wanted: BundleContents) -> Iterator[tuple[str, Artifact]]:

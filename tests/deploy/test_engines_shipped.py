@@ -228,6 +228,19 @@ def test_a_card_without_an_engine_would_idle(artifact: Artifact) -> None:
     assert any("will run on the CPU" in line for line in record.lines)
 
 
+@pytest.mark.parametrize(("name", "cpu"), [("cpu", False), ("rtx", True)])
+def test_a_machine_that_computes_on_its_cpu_gets_no_engine(
+    index: Path, tmp_path: Path, artifact: Artifact, name: str, cpu: bool
+) -> None:
+    board = check_board(BOARDS[name], None, [artifact.path], cpu=cpu)
+    plan = wanted(artifact, board=board, cpu=cpu)
+    made, advice = bundle.make(plan, tmp_path / "bundle", silent)
+    assert not any("/engines/" in path or "tensorrt" in path for path in made.files)
+    assert not any("engine" in line for line in advice)
+    settings = msgspec.toml.decode((tmp_path / "bundle/config/edge.toml").read_text())
+    assert "sessions" not in settings  # an engine's sizes would limit the CPU, too
+
+
 def test_the_settings_are_those_of_the_largest_engine(artifact: Artifact) -> None:
     add_engine(artifact, slots=8, context=64)
     add_engine(artifact, slots=8, context=96)

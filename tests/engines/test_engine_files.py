@@ -112,6 +112,9 @@ NOT_ONE = "is not an engine file: copy the file again, or build it again: pilotf
         pytest.param(of_key(slots=0), NOT_ONE, id="no slots"),
         pytest.param(of_key(tensorrt="\x1b[2J"), NOT_ONE, id="control characters"),
         pytest.param(of_key(gpu="\x1b[2J"), NOT_ONE, id="control characters in the GPU"),
+        pytest.param(of_key(tensorrt="1.7\n"), NOT_ONE, id="a line feed at the end"),
+        pytest.param(of_key(compute="8.6\n"), NOT_ONE, id="a line feed after the capabilities"),
+        pytest.param(of_key(compute="٨.٦"), NOT_ONE, id="digits of another script"),
         pytest.param(of_key(compute="8"), NOT_ONE, id="no compute capability"),
         pytest.param(of_key(artifact="../../x"), NOT_ONE, id="a path as name"),
         pytest.param(of_key(more=1), NOT_ONE, id="an unknown field"),
@@ -174,6 +177,46 @@ def test_a_header_that_does_not_end_is_not_read_to_its_end(
     with pytest.raises(EngineFileError, match="not an engine file"):
         check_engine(engine, artifact)
     assert HEADER_LIMIT < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda path: path.unlink(), "cannot be read: No such file or directory: copy"),
+        (lambda path: os.truncate(path, 1000), "cannot be read: Invalid argument: copy"),
+    ],
+)
+def test_a_file_that_changes_during_the_check_is_a_sentence(
+    artifact: Artifact,
+    engine: Path,
+    change: Callable[[Path], None],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = Path.open
+
+    def open_later(path: Path, *args: Any, **options: Any) -> Any:
+        if path == engine and options.get("buffering") == 0:  # to read the plan
+            change(path)
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", open_later)
+    with pytest.raises(EngineFileError, match=sentence):
+        check_engine(engine, artifact)
+
+
+@pytest.mark.parametrize(
+    ("compute", "instead"),
+    [
+        ("9.0", "9.0: on an H100 or H200, use --provider cuda, which needs no engine$"),
+        ("8.7", "8.7: build on the Jetson Orin itself, with JetPack's TensorRT"),
+    ],
+)
+def test_a_gpu_that_no_engine_can_be_for_is_told_what_to_use(
+    artifact: Artifact, engine: Path, compute: str, instead: str
+) -> None:
+    with pytest.raises(EngineFileError, match=f"this machine's GPU, X, has {instead}"):
+        check_engine(engine, artifact, gpu=Gpu("X", compute))
 
 
 def test_a_missing_engine_is_a_sentence(artifact: Artifact, engine: Path) -> None:

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -28,6 +29,7 @@ from pilotfish.engines.tensorrt.engine_file import (
     shipped_engines,
     write_engine,
 )
+from pilotfish.engines.tensorrt.execution import Kernels
 from pilotfish.engines.tensorrt.gates import GATES
 from pilotfish.engines.tensorrt.library import RTX
 from pilotfish.engines.tensorrt.targets import check_targets, known_targets
@@ -140,7 +142,8 @@ def test_a_service_with_this_provider_gets_its_engines_by_its_configuration(
         ("11.0", "11.0: build on the Jetson Thor itself, with JetPack's TensorRT"),
         ("8.6,9.0", "9.0: on an H100 or H200, use --provider cuda"),
         ("6.1", r"6.1: choose from 7\.5, 8\.0, 8\.6, 8\.9, 12\.0"),
-        ("12.0+", r"12\.0\+: choose from"),
+        ("12.0+", r"12\.0\+: leave --compute out, for an engine that runs on 12\.0 and later"),
+        (" ", r"'': choose from 7\.5"),
     ],
 )
 def test_a_compute_capability_without_a_target_is_refused_before_the_build(
@@ -148,6 +151,20 @@ def test_a_compute_capability_without_a_target_is_refused_before_the_build(
 ) -> None:
     with pytest.raises(BuildError, match=f"builds no engines for compute capability {advice}"):
         check_targets(RTX.load(), compute.split(","))
+
+
+@needs_builder
+@pytest.mark.parametrize(
+    ("typed", "compute"),
+    [
+        ("8.9,8.6", "8.6,8.9"),
+        ("8.6, 8.9", "8.6,8.9"),
+        ("8.6,8.6", "8.6"),
+        ("8.0,8.6,8.9,12.0+", "8.0,8.6,8.9,12.0+"),  # as --json has it
+    ],
+)
+def test_compute_capabilities_as_people_type_them(typed: str, compute: str) -> None:
+    assert check_targets(RTX.load(), typed.split(",")) == compute
 
 
 @needs_builder
@@ -323,6 +340,14 @@ def test_a_plan_that_does_not_load_is_named_and_stays(
         Decoder(artifact, context=64, provider="tensorrt-rtx")
     assert shipped.is_file()
     assert doubled.builds == 1
+
+
+def test_kernels_that_fit_no_longer_may_lie_where_nothing_can_be_deleted() -> None:
+    refusing = SimpleNamespace(deserialize=lambda data: False, serialize=lambda: b"new")
+    config = SimpleNamespace(create_runtime_cache=lambda: refusing)
+    engine = SimpleNamespace(create_runtime_config=lambda: config)
+    Kernels(engine, Path("/proc/version")).save()
+    assert Path("/proc/version").is_file()
 
 
 # Names and signatures of the real library

@@ -23,15 +23,16 @@ from pilotfish.engines.engine_errors import EngineFileError
 from pilotfish.engines.manifest import Sha256, Size
 from pilotfish.engines.tensorrt.library import LIBRARIES, RTX, Library
 from pilotfish.engines.tensorrt.profiles import Profiles
-from pilotfish.engines.tensorrt.targets import USUAL
+from pilotfish.engines.tensorrt.targets import INSTEAD, USUAL
 
 SUFFIX = ".engine"
 FOLDER = "engines"  # the folder within an artifact
 HEADER_LIMIT = 1 << 16  # bytes
 VERSION = 1
 LATER = "+"  # ends a compute capability that stands for all later ones, too
-_COMPUTE = r"\d{1,4}\.\d{1,4}\+?"
-Word = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z._+-]{1,64}$")]
+_COMPUTE = r"[0-9]{1,4}\.[0-9]{1,4}\+?"
+# \Z, since $ lets a line feed pass
+Word = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z._+-]{1,64}\Z")]
 
 
 class EngineKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,8 +47,8 @@ class EngineKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     provider: Word
     tensorrt: Word
-    gpu: Annotated[str, msgspec.Meta(pattern=r"^[ -~]{0,256}$")]
-    compute: Annotated[str, msgspec.Meta(pattern=rf"^{_COMPUTE}(,{_COMPUTE}){{0,99}}$")]
+    gpu: Annotated[str, msgspec.Meta(pattern=r"^[ -~]{0,256}\Z")]
+    compute: Annotated[str, msgspec.Meta(pattern=rf"^{_COMPUTE}(,{_COMPUTE}){{0,99}}\Z")]
     artifact: Word
     dialect: Word
     precision: Word
@@ -145,7 +146,7 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file:
             line = file.readline(HEADER_LIMIT)
     except OSError as error:
-        raise EngineFileError(f"{path} cannot be read: {error.strerror}") from None
+        raise _unreadable_error(path, error) from None
     whole = status.st_size
     try:
         version = msgspec.json.decode(line, type=_AnyHeader).version
@@ -174,9 +175,9 @@ def read_plan(path: Path, header: Header) -> bytes:
     try:
         with path.open("rb") as file:
             file.readline(HEADER_LIMIT)
-            plan = file.read()
+            plan = file.read(header.size)
     except OSError as error:
-        raise EngineFileError(f"{path} cannot be read: {error.strerror}") from None
+        raise _unreadable_error(path, error) from None
     if hashlib.sha256(plan).hexdigest() != header.sha256:
         raise _damaged_error(path)
     return plan
@@ -240,10 +241,13 @@ def check_engine(
     if gpu is not None and not key.runs_on(gpu):
         compute = gpu.compute
         target = f"{key.gpu}, " * bool(key.gpu) + f"compute capability {key.compute}"
-        raise unfit(
+        problem = (
             f"{path} was built for GPUs of {target}, and this machine's GPU, {gpu.name}, has "
-            f"{gpu.compute}"
+            f"{compute}"
         )
+        if library.any_gpu and compute in INSTEAD:
+            raise EngineFileError(f"{problem}: {INSTEAD[compute]}")
+        raise unfit(problem)
     if key.slots < slots or key.context < context:
         raise unfit(
             f"{path} was built for {_sizes(key.slots, key.context)}, and {wanted} are wanted",
@@ -276,10 +280,18 @@ def _library_by_name(path: Path) -> Library:
 
 def _check_plan(path: Path, header: Header) -> None:
     """Compare the plan's SHA-256 with the header's, without holding the plan in memory."""
-    with path.open("rb", buffering=0) as file:
-        file.seek(-header.size, 2)
-        if sha256_of(file) != header.sha256:
-            raise _damaged_error(path)
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(-header.size, 2)
+            digest = sha256_of(file)
+    except OSError as error:  # the file has changed since its header was read
+        raise _unreadable_error(path, error) from None
+    if digest != header.sha256:
+        raise _damaged_error(path)
+
+
+def _unreadable_error(path: Path, error: OSError) -> EngineFileError:
+    return EngineFileError(f"{path} cannot be read: {error.strerror}")
 
 
 def _damaged_error(path: Path) -> EngineFileError:

@@ -9,6 +9,7 @@ import logging
 import os
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,8 @@ class Kernels:
         earlier = _content(path)
         if earlier and not self._cache.deserialize(earlier):
             log.info("the compiled kernels in %s do not fit, and are compiled again", path)
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
         weakref.finalize(self, _save_at_end, self._cache, path, os.getpid())
 
     def config(self) -> Any:

@@ -10,12 +10,12 @@ from pilotfish.engines.engine_errors import BuildError
 
 # The builder's own choice where no target is set: Ampere, Ada, Blackwell and later.
 USUAL = "8.0,8.6,8.9,12.0+"
-# GPUs that TensorRT for RTX has no target for, and what to use there.
+# What to use for compute capabilities that TensorRT for RTX has no target for.
 _JETSON = (
     "build on the {} itself, with JetPack's TensorRT: pilotfish export engine, without --provider"
 )
 _CUDA = "on {}, use --provider cuda, which needs no engine"
-_OTHERS = {
+INSTEAD = {
     "7.2": _JETSON.format("Jetson Xavier"),
     "8.7": _JETSON.format("Jetson Orin"),
     "11.0": _JETSON.format("Jetson Thor"),
@@ -23,6 +23,7 @@ _OTHERS = {
     "9.0": _CUDA.format("an H100 or H200"),
     "10.0": _CUDA.format("a B200"),
     "10.3": _CUDA.format("a B300"),
+    "12.0+": "leave --compute out, for an engine that runs on 12.0 and later",
 }
 
 
@@ -40,11 +41,15 @@ def check_targets(trt: Any, wanted: Sequence[str]) -> str:
         BuildError: if the library has no such target; the message says what to use instead.
     """
     known = known_targets(trt)
+    wanted = [each.strip() for each in wanted]
+    if ",".join(wanted) == USUAL:
+        return USUAL
     for each in wanted:
         if each not in known:
-            advice = _OTHERS.get(each, f"choose from {', '.join(known)}")
+            advice = INSTEAD.get(each, f"choose from {', '.join(known)}")
             raise BuildError(
-                f"TensorRT for RTX builds no engines for compute capability {each}: {advice}"
+                f"TensorRT for RTX builds no engines for compute capability {each or repr(each)}: "
+                f"{advice}"
             )
     return ",".join(each for each in known if each in wanted)
 
