@@ -110,7 +110,7 @@ def expect(
         slots: sequences at a time.
     """
     shape = model if isinstance(model, ModelShape) else shape_of(model)
-    positions = min(context or shape.context, shape.context)
+    positions = min(context or shape.context, shape.longest or shape.context)
     kv_bytes = shape.kv_bytes(positions, slots)
     # TensorRT may not write a buffer that it reads by ScatterND: docs/engines.md
     apart = board.gpu and shape.dialect == "opset17"

@@ -103,7 +103,8 @@ def recipe(
             listed = _misfits(board, form, context, slots, jetpack, on_gpu)
     for each in listed:
         if each.refuses:
-            raise MisfitError(each.message)
+            other = _other_jetpack(board, role, shape, slots, wishes) if on_gpu else ""
+            raise MisfitError(each.message + other * (each.kind == "too-large"))
     return Recipe(
         dialect=dialect,
         precision=precision,
@@ -124,6 +125,20 @@ def _misfits(
 ) -> list[Misfit]:
     every = misfits(board, form, context=context, slots=slots, jetpack=jetpack)
     return [each for each in every if on_gpu or each.kind not in {"idle-gpu", "some-jetpacks"}]
+
+
+def _other_jetpack(board: Board, role: Role, shape: ModelShape, slots: int, wishes: Wishes) -> str:
+    """Return the end of a sentence that names a JetPack in whose form the model fits, if any."""
+    if wishes.dialect is not None or wishes.precision is not None:
+        return ""
+    for version in reversed(board.jetpacks):
+        dialect, precision, _ = _for_gpu(board, version, role, shape)
+        form = shape.in_form(dialect, precision)
+        expected = expect(board, form, context=wishes.context, slots=slots)
+        if expected.fits or (wishes.context is None and longest_context(expected)):
+            less = "" if expected.fits else " with a shorter context"
+            return f", or JetPack {version} with --jetpack {version}: it fits in {precision}{less}"
+    return ""
 
 
 def check_jetpack(board: Board, jetpack: str | None) -> None:
@@ -151,9 +166,9 @@ def _for_gpu(board: Board, jetpack: str | None, role: Role, shape: ModelShape) -
         ]
         if jetpack is None:
             newest = board.jetpacks[-1]
+            gain = "quantised weights" if role == "device" else "half the keys and values (opset24)"
             reasons.append(
-                f"It also runs on JetPack {newest}, where --jetpack {newest} would allow quantised "
-                "weights."
+                f"It also runs on JetPack {newest}, where --jetpack {newest} would allow {gain}."
             )
         return "opset17", "fp16", reasons
     if role == "edge":

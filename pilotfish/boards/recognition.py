@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from pilotfish.boards.board import ALL_BOARDS, BOARDS, Board
+from pilotfish.engines.gpus import gpu_nodes
 
 COMPATIBLE = Path("proc/device-tree/compatible")
 MEMORY = Path("proc/meminfo")
@@ -18,7 +19,8 @@ def recognise(root: Path = Path("/")) -> Board | None:
 
     A Jetson is known by the module in its device tree's `compatible`. The tree's `model` is a text
     of the carrier's maker, and may name another module. A machine with a card of NVIDIA is "rtx",
-    whichever card it is; a machine without a GPU is "cpu".
+    whichever card it is; a machine without a GPU is "cpu". A container with the nodes of a Jetson's
+    GPU, but without the device tree, is not known.
     """
     entries = compatible_entries(root)
     for board in ALL_BOARDS.values():
@@ -30,8 +32,8 @@ def recognise(root: Path = Path("/")) -> Board | None:
         return None  # a Jetson that is not in boards.toml
     if _has_entries(root / NVIDIA_CARDS):
         return BOARDS["rtx"]
-    has_nodes = any((root / "dev").glob("nvidia[0-9]*"))
-    return None if has_nodes or not (root / "proc").is_dir() else BOARDS["cpu"]
+    is_unknown = gpu_nodes(root / "dev") or not (root / "proc").is_dir()
+    return None if is_unknown else BOARDS["cpu"]
 
 
 def compatible_entries(root: Path = Path("/")) -> set[str]:

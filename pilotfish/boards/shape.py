@@ -54,6 +54,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     Attributes:
         name: the model's name.
         context: its positions.
+        longest: the positions that it can be exported with; None: `context`.
         cached: the layers with keys and values.
         parameters: None if the model is an artifact.
         tied: whether the table of embeddings is also the head.
@@ -66,6 +67,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
     name: str
     context: int
+    longest: int | None = None
     cached: tuple[CachedLayer, ...] = ()
     parameters: Parameters | None = None
     tied: bool = False

@@ -43,8 +43,9 @@ def warn_of_idle_gpu(artifact: Artifact, idle: IdleGpu | None) -> tuple[Misfit, 
     if idle is None:
         return ()
     board = recognise(_ROOT)
-    why, mending = _form_at_fault(artifact.manifest, board) or (
-        "; ".join(_reasons(idle, board)),
+    gpu_board = _gpu_board(idle, board)
+    why, mending = _form_at_fault(artifact.manifest, board, gpu_board) or (
+        "; ".join(_reasons(idle, gpu_board)),
         "`pilotfish doctor` says what this machine lacks",
     )
     message = (
@@ -54,12 +55,20 @@ def warn_of_idle_gpu(artifact: Artifact, idle: IdleGpu | None) -> tuple[Misfit, 
     return _warn([Misfit(kind="idle-gpu", message=message, refuses=False)])
 
 
-def _form_at_fault(manifest: Manifest, board: Board | None) -> tuple[str, str] | None:
+def _gpu_board(idle: IdleGpu, board: Board | None) -> Board:
+    """Return the machine's board, or if it is not known, one with a GPU of the same kind."""
+    if board is not None and board.gpu:
+        return board
+    return BOARDS["orin-nano" if idle.of_jetson else "rtx"]
+
+
+def _form_at_fault(
+    manifest: Manifest, board: Board | None, gpu_board: Board
+) -> tuple[str, str] | None:
     """Return why no GPU of this kind runs the artifact's form, and what mends it.
 
     None if one may run it: then this machine lacks something, or its TensorRT is too old.
     """
-    gpu_board = board if board is not None and board.gpu else BOARDS["rtx"]
     forms = idle_reasons(
         gpu_board,
         manifest.dialect,
@@ -75,9 +84,9 @@ def _form_at_fault(manifest: Manifest, board: Board | None) -> tuple[str, str] |
     return next(iter(forms.values())), f"`{export_command(manifest, board)}`, and serve DIR"
 
 
-def _reasons(idle: IdleGpu, board: Board | None) -> list[str]:
-    """List the reasons of those providers that this board can have."""
-    is_jetson = board is not None and bool(board.jetpacks)
+def _reasons(idle: IdleGpu, board: Board) -> list[str]:
+    """List the reasons of those providers that such a board can have."""
+    is_jetson = bool(board.jetpacks)
     return [each for each in idle.reasons if not (is_jetson and each.startswith(TENSORRT_RTX))]
 
 

@@ -209,8 +209,8 @@ def _model(args: argparse.Namespace) -> int:
         args.usage(wrong)
     on_board = settings.board.board is not None
     layers = settings.first_layers, settings.skip_layers
-    if on_board and HUB_ID.fullmatch(settings.source) and not Path(settings.source).exists():
-        export_board.choose_on_hub(
+    if on_board and _has_config_alone(settings):
+        export_board.choose_by_config(
             settings.source, settings.ignore_keys, *layers, settings.board, _wishes(settings)
         )
         if settings.board.dry_run:
@@ -279,6 +279,14 @@ def _copy_problem(settings: ModelSettings) -> str | None:
     if settings.keep.keep_tokens is not None:
         return f"{keeps} head: leave out --keep-tokens"
     return f"{keeps} form: leave out --board" if settings.board.board is not None else None
+
+
+def _has_config_alone(settings: ModelSettings) -> bool:
+    """Whether the weights are still to be fetched, from the hub or into the folder."""
+    path = Path(settings.source)
+    if not path.exists():
+        return HUB_ID.fullmatch(settings.source) is not None
+    return path.is_dir() and not any(path.glob("*.safetensors"))
 
 
 def _open_source(settings: ModelSettings) -> "WeightSource":

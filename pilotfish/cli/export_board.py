@@ -69,7 +69,7 @@ class BoardSettings(Struct, frozen=True, kw_only=True):
         return None
 
 
-def choose_on_hub(
+def choose_by_config(
     source: str,
     ignored: Collection[str],
     first_layers: int | None,
@@ -77,13 +77,15 @@ def choose_on_hub(
     settings: BoardSettings,
     wishes: Wishes,
 ) -> None:
-    """Refuse a model of the hub that does not suit the board, by its config.json alone.
+    """Refuse a model that does not suit the board, by its config.json alone.
+
+    source: a hub id, or a directory.
 
     A dry run prints what `choose_for_part` would print. Raises the same errors.
     """
     with export_tools():
-        from pilotfish.export.sizes import shape_on_hub
-    shape = shape_on_hub(source, ignored, first_layers, skipped_layers)
+        from pilotfish.export.sizes import shape_by_config
+    shape = shape_by_config(source, ignored, first_layers, skipped_layers)
     chosen = _choose(shape, settings, wishes)
     if settings.dry_run:
         _print(shape, chosen, settings)
@@ -102,6 +104,7 @@ def choose_for_part(
     Raises:
         MisfitError: if the model does not fit, or would leave the board's GPU idle.
         UnsupportedError: if there is no such board, or if it does not run this JetPack.
+        ExportError: if the model cannot be exported in the form that the user states.
     """
     with export_tools():
         from pilotfish.export.model import select_weights
@@ -114,7 +117,9 @@ def choose_for_part(
 
 
 def _choose(shape: "ModelShape", settings: BoardSettings, wishes: Wishes) -> Recipe:
-    return recipe(
+    with export_tools():
+        from pilotfish.export.model import check_form
+    chosen = recipe(
         board_named(str(settings.board)),
         jetpack=settings.jetpack,
         role=settings.role,
@@ -122,6 +127,15 @@ def _choose(shape: "ModelShape", settings: BoardSettings, wishes: Wishes) -> Rec
         slots=settings.slots,
         wishes=wishes,
     )
+    check_form(
+        shape.name,
+        shape.blocks,
+        dialect=chosen.dialect,
+        precision=chosen.precision,
+        context=chosen.context,
+        longest=shape.longest or shape.context,
+    )
+    return chosen
 
 
 def _print(shape: "ModelShape", chosen: Recipe, settings: BoardSettings) -> None:

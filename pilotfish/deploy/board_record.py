@@ -28,6 +28,7 @@ NAME = "board.json"
 _PATH = f"config/{NAME}"
 _MAX_BYTES = 1 << 16
 _MAX_MANIFEST_BYTES = 16 << 20
+_MOST_NEED = 1 << 50  # more than any machine has; a float holds its parts exactly
 # dialects of bundles that no provider of a GPU takes, by `boards.gpu_forms`, which the installer
 # cannot import
 CPU_DIALECTS = ("contrib", "genai")
@@ -130,10 +131,12 @@ def read(bundle: Path, contents: BundleManifest) -> BoardRecord | None:
         fields = json.loads(_content(bundle, _PATH, entry))
         for name in ("tree", "prefixes", "lines"):
             fields[name] = tuple(map(one_line, fields[name]))
-        fields["title"] = one_line(fields["title"])
+        for name in ("board", "title", "jetpack", "l4t"):
+            if fields[name] is not None or name == "title":
+                fields[name] = one_line(fields[name])
         record = BoardRecord(**fields)
-        if not isinstance(record.need_bytes, int):
-            raise TypeError("need_bytes is a number")
+        if type(record.need_bytes) is not int or not 0 <= record.need_bytes < _MOST_NEED:
+            raise TypeError("need_bytes is a size of memory")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BundleError(f"{_PATH} of the bundle is damaged: make the bundle again.") from error
     return record

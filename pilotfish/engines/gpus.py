@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 _DEV = Path("/dev")
-# Patterns of device nodes in /dev: discrete cards and Jetson Thor; Jetson Orin; Jetson Xavier.
-_NODES = ("nvidia[0-9]*", "nvgpu/igpu[0-9]*", "nvhost-gpu")
+# Patterns of device nodes in /dev: Jetson Orin; Jetson Xavier.
+_TEGRA_NODES = ("nvgpu/igpu[0-9]*", "nvhost-gpu")
+# The same with discrete cards and Jetson Thor.
+_NODES = ("nvidia[0-9]*", *_TEGRA_NODES)
 
 
 class IdleGpu(NamedTuple):
@@ -20,6 +22,11 @@ class IdleGpu(NamedTuple):
 
     node: Path
     reasons: tuple[str, ...]
+
+    @property
+    def of_jetson(self) -> bool:
+        """Whether the node is one that only Jetsons have; Thor's is that of a card."""
+        return any(self.node.match(pattern) for pattern in _TEGRA_NODES)
 
 
 def gpu_nodes(dev: Path | None = None) -> list[Path]:

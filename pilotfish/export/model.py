@@ -109,11 +109,8 @@ def export_model(
     weights = _open_weights(source, ignore_keys, progress)
     weights = select_weights(weights, first_layers, skipped_layers, head_tokens)
     config = _with_context(weights.config, context)
-    if precision == STORED and not weights.blocks():
-        raise ExportError(
-            f"{config.name} stores its weights as floats, so there are no blocks to keep: choose "
-            "--precision fp32, fp16, int8 or int4"
-        )
+    if precision == STORED:
+        _require_blocks(config.name, weights.blocks())
     warnings = check_chat(weights.vocabulary)
     with replacing(Path(out)) as directory:
         digests, calibrated = _write_graph(weights, config, directory, precision, kind, progress)
@@ -138,6 +135,47 @@ def export_model(
             manifest = msgspec.structs.replace(manifest, cost=cost)
             (directory / MANIFEST_NAME).write_bytes(manifest.encode())
     return Artifact.open(out)
+
+
+def check_form(
+    name: str,
+    blocks: Collection[str],
+    *,
+    dialect: str,
+    precision: Precision,
+    context: int | None,
+    longest: int,
+) -> None:
+    """Raise the `ExportError` that an export in this form would raise, before any weight is read.
+
+    Args:
+        name: the model's name.
+        blocks: types of its quantised blocks.
+        longest: its largest context, positions.
+    """
+    choose_dialect(dialect, precision, _runtime())
+    if context is not None:
+        _require_positions(name, longest, context)
+    if precision == STORED:
+        _require_blocks(name, blocks)
+
+
+def _require_positions(name: str, longest: int, wanted: int) -> None:
+    if wanted > longest:
+        raise ExportError(f"{name} has {longest} positions, not {wanted}")
+    if wanted > MOST_POSITIONS:
+        raise ExportError(
+            f"{name} has {wanted} positions, but the tables of an artifact can have at "
+            f"most {MOST_POSITIONS}: choose a smaller context, such as --context 131072"
+        )
+
+
+def _require_blocks(name: str, blocks: Collection[str]) -> None:
+    if not blocks:
+        raise ExportError(
+            f"{name} stores its weights as floats, so there are no blocks to keep: choose "
+            "--precision fp32, fp16, int8 or int4"
+        )
 
 
 def _copy(
@@ -191,13 +229,7 @@ def select_weights(
 def _with_context(config: ModelConfig, context: int | None) -> ModelConfig:
     """Return the configuration with `context` positions, or the default number."""
     wanted = context or config.short_context or config.context
-    if wanted > config.context:
-        raise ExportError(f"{config.name} has {config.context} positions, not {wanted}")
-    if wanted > MOST_POSITIONS:
-        raise ExportError(
-            f"{config.name} has {wanted} positions, but the tables of an artifact can have at "
-            f"most {MOST_POSITIONS}: choose a smaller context, such as --context 131072"
-        )
+    _require_positions(config.name, config.context, wanted)
     if context is None and wanted < config.context:
         log.warning(
             "%s: exported for the %d positions of its short rotary factors; --context %d would "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from math import prod
+from pathlib import Path
 
 import msgspec
 
@@ -14,6 +15,7 @@ from pilotfish.export.export_errors import ExportError
 from pilotfish.export.model_config import ModelConfig
 from pilotfish.export.sources import WeightSource
 from pilotfish.export.sources.hub import describe_hub
+from pilotfish.export.sources.huggingface import describe_directory
 from pilotfish.export.weight_recorder import weights
 from pilotfish.export.weights import EMBEDDING, HEAD, TOKEN_TABLE
 
@@ -26,14 +28,20 @@ def shape_of_source(source: WeightSource) -> ModelShape:
     return shape_of_config(source.config, blocks)
 
 
-def shape_on_hub(
+def shape_by_config(
     source: str, ignored: Collection[str], first_layers: int | None, skipped: Collection[int]
 ) -> ModelShape:
-    """Return the sizes of a model on the hub, or of its part, of which config.json is fetched.
+    """Return the sizes of a model, or of its part, by its config.json alone.
+
+    source: a directory, or a hub id, of which config.json is fetched.
 
     Raises the errors of `open_source`.
     """
-    described = describe_hub(source, ignored)
+    path = Path(source)
+    if path.is_dir():
+        described = describe_directory(path, path.resolve().name, ignored)
+    else:
+        described = describe_hub(source, ignored)
     config = described.config
     layers = min(first_layers or config.layers, config.layers) - len(set(skipped))
     config = msgspec.structs.replace(config, layers=max(layers, 1))
@@ -47,6 +55,7 @@ def shape_of_config(config: ModelConfig, blocks: Sequence[str]) -> ModelShape:
     return ModelShape(
         name=config.name,
         context=config.short_context or config.context,
+        longest=config.context,
         cached=tuple(
             CachedLayer(layer=layer, kv_heads=each.keys, head_dim=each.dim) for layer, each in heads
         ),

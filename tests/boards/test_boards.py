@@ -9,6 +9,7 @@ import pytest
 from pilotfish.base.errors import UnsupportedError
 from pilotfish.boards.board import ALL_BOARDS, BOARDS, JETPACKS, Board, board_named, siblings
 from pilotfish.boards.recognition import recognise
+from tests.support.other_machine import make_nodes
 
 AGX = "nvidia,p3737-0000+p3701-0000\0nvidia,p3701-0000\0nvidia,tegra234\0"
 FIGURES = ("memory_bytes", "usable_bytes", "bandwidth_bytes_per_s", "slower_bytes_per_s")
@@ -92,6 +93,13 @@ def test_a_card_and_no_card_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0").mkdir(parents=True)
     assert recognise(tmp_path) is BOARDS["rtx"]
     assert recognise(tmp_path / "nothing") is None
+
+
+@pytest.mark.parametrize("node", ["nvgpu/igpu0/as", "nvhost-gpu", "nvidia0"])
+def test_a_gpu_without_a_device_tree_is_no_machine_without_a_gpu(tmp_path: Path, node: str) -> None:
+    (tmp_path / "proc").mkdir()
+    make_nodes(tmp_path, [node])
+    assert recognise(tmp_path) is None
 
 
 def test_the_document_has_every_board_and_jetpack() -> None:

@@ -70,6 +70,21 @@ def test_the_recipe_of_a_board(
     assert all(reason.endswith(".") for reason in chosen.reasons)
 
 
+def test_a_jetpack_in_whose_form_a_model_fits_is_named() -> None:
+    """7 billion weights have 14 GB in fp16, and less than 6 in int4."""
+    nano = BOARDS["orin-nano"]
+    for jetpack in (None, "6.2"):
+        with pytest.raises(
+            MisfitError, match=r"or JetPack 7\.2 with --jetpack 7\.2: .* in int4 with"
+        ):
+            recipe(nano, jetpack=jetpack, model=SEVEN_B)
+    assert recipe(nano, jetpack="7.2", model=SEVEN_B).context is not None
+    for options in ({"wishes": Wishes(precision="fp16")}, {"role": "edge"}, {"slots": 64}):
+        with pytest.raises(MisfitError) as refusal:
+            recipe(nano, model=SEVEN_B, **options)
+        assert "--jetpack" not in str(refusal.value)
+
+
 @pytest.mark.parametrize(
     "board", [each for each in ALL_BOARDS.values() if each.gpu], ids=lambda board: board.name
 )

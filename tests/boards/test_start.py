@@ -79,6 +79,19 @@ def test_an_unknown_machine_leaves_the_board_to_the_user(
     assert "tensorrt-rtx: no engine" in message
 
 
+def test_a_container_without_the_device_tree_names_no_board(
+    forms: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine(tmp_path / "container", NODES["Orin"])
+    monkeypatch.setattr(start, "_ROOT", tmp_path / "container")
+    orin = IDLE._replace(node=Path("/dev/nvgpu/igpu0"))
+    [misfit] = warn_of_idle_gpu(Artifact.open(forms / "contrib"), orin)
+    assert "--board BOARD --out DIR" in misfit.message
+    assert "tensorrt does not run the dialect contrib" in misfit.message
+    [misfit] = warn_of_idle_gpu(Artifact.open(forms / "opset17"), orin)
+    assert "tensorrt-rtx" not in misfit.message
+
+
 def test_llama_cpp_is_built_for_the_gpu_or_not(forms: Path, orin: Path) -> None:
     graph = Artifact.open(forms / "opset17")
     manifest = replace(graph.manifest, dialect="llamacpp", precision="gguf", opset=None)

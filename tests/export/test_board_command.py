@@ -133,6 +133,22 @@ def test_a_model_of_the_hub_is_refused_before_it_is_downloaded(large: Path, tmp_
         assert set(hub.sent) == {"config.json"}
 
 
+def test_a_folder_without_weights_is_judged_by_its_configuration(
+    large: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((large / "config.json").read_bytes())
+    for words, code in (("orin-nano", 65), ("orin-nano --dry-run", 65), ("thor --dry-run", 0)):
+        said = []
+        for source in (large, folder):
+            assert export(source, tmp_path / "out", "--board", *words.split()) == code
+            said.append(capsys.readouterr().err)
+        assert said[0] == said[1]
+    assert export(folder, tmp_path / "out", "--board", "thor") == 65
+    assert "no model.safetensors" in capsys.readouterr().err
+
+
 def test_a_context_that_does_not_fit_is_shortened_or_refused(
     large: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +179,34 @@ def test_a_gpu_that_would_idle_is_refused_in_a_sentence(
     assert "idle" in message
     assert clause in message
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "clause"),
+    [
+        (["orin-nano", "--context", "1000000"], "positions, not 1000000"),
+        (["rtx", "--dialect", "opset17", "--precision", "int8"], "opset17 cannot express int8"),
+        (["thor", "--precision", "stored"], "no blocks to keep"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_export_refuses(
+    words: list[str],
+    clause: str,
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for dry in (["--dry-run"], []):
+        assert export(checkpoint, tmp_path / "out", "--board", *words, *dry) == 65
+        assert clause in capsys.readouterr().err
+
+
+def test_a_target_is_not_told_of_quantised_weights(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--board", "orin-nano", "--dry-run", "--role", "edge")
+    assert export(checkpoint, tmp_path / "out", *words) == 0
+    assert "--jetpack 7.2 would allow half the keys and values" in capsys.readouterr().err
 
 
 def test_a_provider_that_takes_the_form_suffices(

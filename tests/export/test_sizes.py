@@ -5,13 +5,17 @@ from __future__ import annotations
 from math import prod
 from pathlib import Path
 
+import msgspec
 import onnx
 import pytest
 
+from pilotfish.boards.board import board_named
+from pilotfish.boards.expectation import expect
 from pilotfish.boards.shape import shape_of
 from pilotfish.export.model import export_model
-from pilotfish.export.sizes import shape_of_source
-from tests.support.tiny import FAMILIES, RandomSource, tiny_config
+from pilotfish.export.model_config import Layer
+from pilotfish.export.sizes import shape_of_config, shape_of_source
+from tests.support.tiny import FAMILIES, RandomSource, plain_rope, tiny_config
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -30,6 +34,16 @@ def test_sizes_are_those_of_the_artifact(family: str, tmp_path: Path) -> None:
         measured.states,
         measured.context,
     )
+
+
+def test_a_longer_context_than_the_default_has_its_own_keys_and_values() -> None:
+    """Longrope: the default context is that of the short factors; --context may exceed it."""
+    short, long = plain_rope(1e4, 16), plain_rope(1e6, 16)
+    rope = msgspec.structs.replace(short, long=long.frequencies, short_context=64)
+    shape = shape_of_config(tiny_config(pattern=(Layer(rope),), context=256), [])
+    expected = {context: expect(board_named("cpu"), shape, context=context) for context in (0, 256)}
+    assert (expected[0].context, expected[256].context) == (64, 256)
+    assert expected[256].kv_bytes == 4 * expected[0].kv_bytes
 
 
 def test_a_token_uses_some_experts_alone() -> None:

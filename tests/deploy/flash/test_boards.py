@@ -134,7 +134,11 @@ def test_dialects_for_cpus_are_those_of_the_boards_rules() -> None:
         b"[" * 100_000,
         record().encode().replace(b'"need_bytes"', b'"x"'),
         record(need_bytes="much").encode(),
+        record(need_bytes=-1).encode(),
+        record(need_bytes=10**400).encode(),
         record(lines=(1,)).encode(),
+        record(l4t=36.4).encode(),
+        record(jetpack=["6.2"]).encode(),
         b" " * (1 << 17),
     ],
 )
@@ -142,6 +146,15 @@ def test_a_damaged_record_is_refused(root: Path, tmp_path: Path, raw: bytes) -> 
     with pytest.raises(BundleError, match=r"board\.json of the bundle is damaged"):
         put(root, bundle_for(tmp_path / "bundle", raw))
     assert not (root / "opt/pilotfish/current").exists()
+
+
+def test_a_record_writes_no_escapes_to_the_terminal(root: Path, tmp_path: Path) -> None:
+    hostile = record(l4t="99.1", jetpack="\x1b[2J\n7", title="\x1b]0;", lines=("\x07",))
+    lines = put(
+        with_release(root, "# R36 (release), REVISION: 4.3"), bundle_for(tmp_path / "b", hostile)
+    )
+    assert any("made for JetPack" in line for line in lines)
+    assert all(line.isprintable() for line in lines)
 
 
 def flash_board(bundle: Path, folder: Path, tree: tuple[str, ...], memory_kib: int) -> str:
