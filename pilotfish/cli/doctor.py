@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 from rich.console import Console
 
 from pilotfish.base.errors import ConfigError
 from pilotfish.cli.configuration import read_settings
 from pilotfish.cli.flags import bounded
 from pilotfish.cli.options import Commands, write_json
+from pilotfish.device_runtime.device_config import ServiceConfig
+from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.lab.doctor.doctor_page import show
 from pilotfish.lab.doctor.examination import Diagnosis, examine
 from pilotfish.lab.doctor.finding import Finding, fault
@@ -23,7 +25,8 @@ from pilotfish.lab.doctor.outlook import Role, Subject
 
 _CONFIGURATION = Path("/etc/pilotfish")
 _LONGEST_WAIT_S = 600
-_TARGET_CONTEXT, _SESSIONS, _LANES = 2048, 16, 2  # the daemons' defaults
+_EDGE = EdgeLimits()  # its defaults
+_LANES: int = next(f.default for f in structs.fields(ServiceConfig) if f.name == "lanes")
 _DESCRIPTION = """\
 Says what this machine is, what will therefore run on it and how fast that should be, and what is
 wrong, with the command that mends it. It looks at the board, JetPack, L4T, CUDA, TensorRT and ONNX
@@ -139,6 +142,6 @@ def _subject(settings: Mapping[str, Any], path: Path, role: Role | None) -> Subj
         model=Path(model) if "/" in model or Path(model).exists() else None,
         source=str(path),
         provider=str(values.get("provider", "auto")),
-        context=context if isinstance(context, int) else _TARGET_CONTEXT if end == "edge" else None,
-        slots=slots if isinstance(slots, int) else _SESSIONS if end == "edge" else _LANES,
+        context=context if isinstance(context, int) else _EDGE.context if end == "edge" else None,
+        slots=slots if isinstance(slots, int) else _EDGE.sessions if end == "edge" else _LANES,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pilotfish.engines.artifact import Artifact
 from pilotfish.lab.doctor.commands import Output
 from pilotfish.lab.doctor.machine import PROBE, UNITS, Machine
 from pilotfish.lab.doctor.outlook import Subject
@@ -347,10 +348,13 @@ def test_tensorrt_without_an_engine_is_told(
     subject = Subject(model=pair.draft, source="device.toml")
     examination = examined(machine_of(tmp_path, RTX, outputs), subject)
     assert examination.expects.provider == "tensorrt"
-    assert mends(examination, "engine") == [
-        f"pilotfish export engine {pair.draft} --provider tensorrt"
-    ]
-    plant(tmp_path, {"cache/engines/x/y.engine": ""})
+    mend = f"pilotfish export engine {pair.draft}"
+    assert mends(examination, "engine") == [mend]
+    name = f"tensorrt-{'0' * 32}.engine"
+    digest = Artifact.open(pair.draft).manifest.digest
+    plant(tmp_path, {f"cache/engines/of-another-model/{name}": ""})
+    assert mends(examined(machine_of(tmp_path, RTX, outputs), subject), "engine") == [mend]
+    plant(tmp_path, {f"cache/engines/{digest}/{name}": ""})
     assert not mends(examined(machine_of(tmp_path, RTX, outputs), subject), "engine")
 
 
