@@ -205,6 +205,23 @@ def test_a_data_centre_gpu_is_no_target_of_tensorrt_for_rtx(tmp_path: Path) -> N
     assert facts.gpus == ("NVIDIA H100 80GB HBM3",)
     assert (facts.compute, facts.gpu_memory_bytes) == ("9.0", 81559 << 20)
     assert "ONNX Runtime" in subjects(examination, "warning")  # the wheel for CPUs
+    (outlook,) = (each for each in examination.expects.providers if each.name == "tensorrt-rtx")
+    assert outlook.works is False
+    assert outlook.reason == "TensorRT for RTX does not support compute capability 9.0"
+
+
+@pytest.mark.parametrize(
+    ("card", "works"),
+    [("GeForce RTX 5090", True), ("GeForce RTX 2080 Ti", True), ("GeForce GTX 1080", False)],
+)
+def test_tensorrt_for_rtx_runs_on_the_cards_that_engines_can_be_built_for(
+    tmp_path: Path, card: str, works: bool
+) -> None:
+    wheels = '{"packages": {"onnxruntime": "1.31.1", "tensorrt-rtx-cu12-bindings": "1.5"}}'
+    outputs = {"nvidia-smi": SMI.replace("H100 80GB HBM3", card), PROBE: wheels}
+    examination = examined(machine_of(tmp_path, RTX, outputs))
+    (outlook,) = (each for each in examination.expects.providers if each.name == "tensorrt-rtx")
+    assert outlook.works is works, examination.machine.compute
 
 
 @pytest.mark.parametrize(
