@@ -16,7 +16,12 @@ from pilotfish.cli.configuration import read_settings
 from pilotfish.cli.flags import bounded
 from pilotfish.cli.options import Commands, write_json
 from pilotfish.device_runtime.device_config import ServiceConfig
+from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.edge_runtime.edge_config import EdgeLimits
+from pilotfish.engines.engine_errors import ArtifactError
+from pilotfish.export.cached_models import find_model
+from pilotfish.export.model_cache import request_of
+from pilotfish.export.source_names import DEFAULT, DEFAULTS
 from pilotfish.lab.doctor.doctor_page import show
 from pilotfish.lab.doctor.examination import Diagnosis, examine
 from pilotfish.lab.doctor.finding import Finding, fault
@@ -132,16 +137,35 @@ def _diagnose(machine: Machine, config: Path | None, role: Role | None) -> Diagn
 
 
 def _subject(settings: Mapping[str, Any], path: Path, role: Role | None) -> Subject:
-    """Return the model that a configuration names. A name that is no folder is left open."""
+    """Return the model that a configuration names: an artifact, or what will be exported."""
     values = {key.replace("_", "-"): value for key, value in settings.items()}
     end: Role = role or ("edge" if "target" in values else "device")
-    model = str(values.get("target" if end == "edge" else "draft", ""))
-    context, slots = values.get("context"), values.get("sessions" if end == "edge" else "lanes")
+    model = str(values.get("target" if end == "edge" else "draft", DEFAULT))
+    provider = str(values.get("provider", "auto"))
+    context = _count(values.get("context"))
+    slots = _count(values.get("sessions" if end == "edge" else "lanes"))
+    artifact = _artifact(model, end, provider)
     return Subject(
         role=end,
-        model=Path(model) if "/" in model or Path(model).exists() else None,
+        model=artifact,
+        unexported=None if artifact is not None or model in DEFAULTS else model,
         source=str(path),
-        provider=str(values.get("provider", "auto")),
-        context=context if isinstance(context, int) else _EDGE.context if end == "edge" else None,
-        slots=slots if isinstance(slots, int) else _EDGE.sessions if end == "edge" else _LANES,
+        provider=provider,
+        context=context or (_EDGE.context if end == "edge" else None),
+        slots=slots or (_EDGE.sessions if end == "edge" else _LANES),
     )
+
+
+def _artifact(name: str, role: Role, provider: str) -> Path | None:
+    """Return the folder of the artifact that a name means; None: it is not exported yet."""
+    if name == TEXT:
+        return None
+    try:
+        request = request_of(name, "target" if role == "edge" else "drafter", provider)
+    except ArtifactError:
+        return Path(name)  # a finding tells what is wrong with it
+    return Path(name) if request is None else find_model(request)
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and value > 0 else None

@@ -91,23 +91,30 @@ def fetch_model(
         ExportError: if the model cannot be fetched or exported.
     """
     name = os.fspath(source)
+    request = request_of(name, role, provider)
+    if request is None:
+        path = Path(name)
+        if cache_directory().resolve() in path.resolve().parents:
+            use_until_exit(path / MANIFEST_NAME)
+        return path
+    refresh = refresh and HUB_ID.fullmatch(request.source) is not None
+    return find_or_export(request, refresh=refresh, progress=progress, notify=notify)
+
+
+def request_of(name: str, role: Role, provider: str = "auto") -> ModelRequest | None:
+    """Return what the name of a model asks of the cache; None: an existing file or folder.
+
+    Raises `ArtifactError` if it is the name of nothing.
+    """
     path = Path(name)
     if os.path.exists(path):  # Path.exists raises if the name is too long
-        if not _is_weights(path):
-            if cache_directory().resolve() in path.resolve().parents:
-                use_until_exit(path / MANIFEST_NAME)
-            return path
-        return find_or_export(
-            _request(str(path.resolve()), role, provider), progress=progress, notify=notify
-        )
+        return _request(str(path.resolve()), role, provider) if _is_weights(path) else None
     if name in DEFAULTS:
         precision = default_precision(role, provider)
-        request = request_default(precision, skipped_layers=DEFAULTS[name])
-        return find_or_export(request, progress=progress, notify=notify)
+        return request_default(precision, skipped_layers=DEFAULTS[name])
     if not HUB_ID.fullmatch(name) or path.suffix == ".gguf":
         raise _unknown(name)
-    request = _request(name, role, provider)
-    return find_or_export(request, refresh=refresh, progress=progress, notify=notify)
+    return _request(name, role, provider)
 
 
 def default_precision(role: Role, provider: str = "auto") -> Precision:

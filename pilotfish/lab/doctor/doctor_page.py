@@ -145,7 +145,10 @@ def _model(expects: Expects) -> str:
     else:
         provider = f"will run on {expects.provider}"
     source = "nothing is configured" if expects.source is None else expects.source
-    form = f"{expects.model}, {expects.dialect} {expects.precision}"
+    form = f"{expects.model}, "
+    form += (
+        "no artifact yet" if expects.dialect is None else f"{expects.dialect} {expects.precision}"
+    )
     advice = f"; for this board: {expects.advice}" if expects.advice else ""
     return f"{form} ({source}): {provider}{advice}"
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
 
+from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import EngineError, ProviderError
 from pilotfish.engines.tensorrt.library import library_of
 from pilotfish.engines.tensorrt.loading import check_engine_exists
 from pilotfish.lab.doctor.board_rules import board_findings
 from pilotfish.lab.doctor.facts import MachineFacts, read_facts
-from pilotfish.lab.doctor.finding import SEVERITIES, Finding, fault, warning
+from pilotfish.lab.doctor.finding import SEVERITIES, Finding, fault, note, warning
 from pilotfish.lab.doctor.gpu_rules import gpu_findings
 from pilotfish.lab.doctor.machine import Machine
 from pilotfish.lab.doctor.outlook import Expects, Outlook, Subject, look_ahead
@@ -78,6 +80,14 @@ def _outlook_findings(
 ) -> Iterator[Finding]:
     """Yield what is wrong with the model on this machine."""
     expects = outlook.expects
+    if subject.unexported not in (None, TEXT):
+        end = "target" if subject.role == "edge" else "drafter"
+        yield note(
+            "model",
+            f"{subject.unexported} has no artifact in this user's cache: the first start exports "
+            "it, so its memory and speed are not known before.",
+            f"pilotfish models fetch {shlex.quote(str(subject.unexported))} --role {end}",
+        )
     for misfit in outlook.misfits:
         yield (fault if misfit.kind == "too-large" else warning)(
             "model", misfit.message, expects.advice if misfit.kind == "idle-gpu" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from pilotfish.boards.gpu_forms import CPU, CUDA, TENSORRT, TENSORRT_RTX, why_no
 from pilotfish.boards.misfit import Misfit, misfits
 from pilotfish.boards.recipe import recipe
 from pilotfish.boards.shape import ModelShape, shape_of
+from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.backends import AUTO, PROVIDERS
 from pilotfish.engines.manifest import CachedLayer
@@ -45,6 +47,7 @@ class Subject(Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: folder of an artifact; None: the default model, exported by the board's recipe.
+        unexported: name of a model that has no artifact yet, such as a hub id.
         source: where this was read, such as a configuration file.
         provider: the provider that is configured, or "auto".
         context: positions of a sequence; None: the model's.
@@ -53,6 +56,7 @@ class Subject(Struct, frozen=True, kw_only=True):
 
     role: Role = "device"
     model: Path | None = None
+    unexported: str | None = None
     source: str | None = None
     provider: str = "auto"
     context: int | None = None
@@ -123,6 +127,10 @@ def look_ahead(facts: MachineFacts, subject: Subject, artifact: Artifact | None)
     if artifact is not None:
         shape = shape_of(artifact)
     outlooks = tuple(_providers(facts))
+    if subject.unexported is not None:
+        return Outlook(
+            expects=_before_export(subject, subject.unexported, outlooks, board, jetpack)
+        )
     expected: Expectation | None = None
     wrong: list[Misfit] = []
     if board is not None:
@@ -142,7 +150,9 @@ def look_ahead(facts: MachineFacts, subject: Subject, artifact: Artifact | None)
         slots=subject.slots,
         providers=outlooks,
         provider=_choose(outlooks, shape, subject.provider, facts),
-        advice=_advice(board, jetpack, subject, shape),
+        advice=_advice(
+            board, jetpack, subject, "default" if shape.name == _DEFAULT.name else "MODEL"
+        ),
         weights_bytes=shape.weights_bytes,
         kv_bytes=None if expected is None else expected.kv_bytes,
         runtime_bytes=None if expected is None else expected.runtime_bytes,
@@ -151,6 +161,26 @@ def look_ahead(facts: MachineFacts, subject: Subject, artifact: Artifact | None)
     )
     lines = () if expected is None else tuple(expected.lines())
     return Outlook(expects=expects, misfits=tuple(wrong), lines=lines)
+
+
+def _before_export(
+    subject: Subject,
+    name: str,
+    outlooks: tuple[ProviderOutlook, ...],
+    board: Board | None,
+    jetpack: str | None,
+) -> Expects:
+    """Return the expectations of a model whose sizes are not known before its export."""
+    return Expects(
+        role=subject.role,
+        source=subject.source,
+        model=name,
+        context=subject.context,
+        slots=subject.slots,
+        providers=outlooks,
+        advice=None if name == TEXT else _advice(board, jetpack, subject, name),
+        board_bytes=None if board is None else board.usable_bytes,
+    )
 
 
 def _with_memory(board: Board | None, facts: MachineFacts) -> Board | None:
@@ -182,14 +212,11 @@ def form_problem(provider: str, shape: ModelShape, facts: MachineFacts) -> str |
     )
 
 
-def _advice(
-    board: Board | None, jetpack: str | None, subject: Subject, shape: ModelShape
-) -> str | None:
+def _advice(board: Board | None, jetpack: str | None, subject: Subject, model: str) -> str | None:
     """Return the command that exports a model for the board."""
     if board is None:
         return None
-    model = "default" if shape.name == _DEFAULT.name else "MODEL"
-    words = f"pilotfish export model {model} --board {board.name}"
+    words = f"pilotfish export model {shlex.quote(model)} --board {board.name}"
     words += f" --jetpack {jetpack}" if jetpack is not None else ""
     words += " --role edge" if subject.role == "edge" else ""
     return f"{words} --out FOLDER"

@@ -52,7 +52,7 @@ _LATER_PATTERNS = (
     (re.compile(r"(?<![\w.-])(?=\S*\d)[!-~]{40}(?![!-~])"), "<key>"),  # a key of CURVE, in Z85
     (re.compile(r"(?<![\w/.-])(?=\w*\d)[A-Za-z0-9+/_-]{32,}={0,2}"), "<key>"),
 )  # fmt: skip
-_MOST_LETTERS = 2000  # of one string
+_MOST_LETTERS = 2000  # a longer string is cut off
 _MOST_BLOCK = 60_000  # letters: an issue may have 65,536, and the reporter writes some, too
 # Names of hosts and users that name nobody, and that other texts contain.
 _COMMON = frozenset(
@@ -107,13 +107,13 @@ def _fitting(results: dict[str, Any]) -> dict[str, Any]:
     left = _MOST_BLOCK - len(_json(results | {"findings": []}))
     if not isinstance(findings, list) or len(_json(findings)) <= left:
         return results
-    kept = []
+    fitting: list[Any] = []
     for each in findings:
         left -= len(_json(each)) + 1
         if left < 0:
             break
-        kept.append(each)
-    return results | {"findings": kept, "findings_left_out": len(findings) - len(kept)}
+        fitting.append(each)
+    return results | {"findings": fitting, "findings_left_out": len(findings) - len(fitting)}
 
 
 def scrub(results: Any) -> Any:

@@ -80,6 +80,27 @@ def test_the_model_of_a_configuration_is_examined(pair: Pair, tmp_path: Path) ->
     assert "cuda, which cannot run here" in findings(done)["provider"]["message"]
 
 
+@pytest.mark.parametrize("model", ["Org/Name", "file", "text", "default", None])
+def test_a_model_that_is_exported_later_is_no_fault(tmp_path: Path, model: str | None) -> None:
+    config = tmp_path / "device.toml"
+    if model == "file":
+        model = str(tmp_path / "model.gguf")
+        Path(model).write_bytes(b"GGUF")
+    config.write_text("context = -5\n" + (f'draft = "{model}"\n' if model else ""))
+    done = doctor("--json", "--config", config, PILOTFISH_CACHE=str(tmp_path / "cache"))
+    listed, expects = findings(done), json.loads(done.stdout)["expects"]
+    assert all(each["severity"] != "fault" for each in listed.values()), listed
+    if model in ("default", None):
+        assert expects["model"].startswith("default ")
+        assert expects["context"] == 8192
+        return
+    assert expects["model"] == model
+    assert "weights_bytes" not in expects
+    if model != "text":
+        assert listed["model"]["mend"] == f"pilotfish models fetch {model} --role drafter"
+        assert "no artifact yet" in doctor("--config", config).stdout
+
+
 def test_a_file_that_cannot_be_read_is_an_exit_code(tmp_path: Path) -> None:
     for flag in ("--config", "--recorded"):
         done = doctor(flag, tmp_path / "nothing.toml")
