@@ -12,11 +12,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from pilotfish.base.memory import reported_bytes
 from pilotfish.boards.board import BOARDS, Board
 from pilotfish.boards.export_command import export_command
 from pilotfish.boards.gpu_forms import CPU, TENSORRT_RTX, idle_reasons
 from pilotfish.boards.misfit import Misfit, misfits
-from pilotfish.boards.recognition import recognise, total_memory
+from pilotfish.boards.recognition import recognise
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.gpus import IdleGpu, gpu_nodes
 from pilotfish.engines.manifest import LLAMACPP, Manifest
@@ -107,4 +108,4 @@ def _this_board() -> Board | None:
         return board
     if gpu_nodes():
         return None
-    return replace(BOARDS[CPU], title="this machine", memory_bytes=total_memory(_ROOT))
+    return replace(BOARDS[CPU], title="this machine", memory_bytes=reported_bytes(_ROOT))
