@@ -100,12 +100,12 @@ def _warn(warnings: list[Misfit]) -> tuple[Misfit, ...]:
 def _this_board() -> Board | None:
     """Return this machine's board; None if nothing is known of the memory that models go to.
 
-    The memory of a machine that nobody published is the one that its kernel reports. A card's own
-    memory is not known here.
+    Its memory is what the kernel reports, and what was published if that cannot be read. A card's
+    own memory is not known here.
     """
     board = recognise(_ROOT)
-    if board is not None and board.memory_bytes is not None:
-        return board
-    if gpu_nodes():
-        return None
-    return replace(BOARDS[CPU], title="this machine", memory_bytes=reported_bytes(_ROOT))
+    if board is None or board.memory_bytes is None:
+        if gpu_nodes():
+            return None
+        board = replace(BOARDS[CPU], title="this machine")
+    return replace(board, usable_bytes=reported_bytes(_ROOT) or board.usable_bytes)

@@ -111,6 +111,13 @@ def test_memory_is_compared_with_the_boards(forms: Path, orin: Path) -> None:
     assert warn_before_load(long, 64) == ()
 
 
+def test_memory_is_what_the_kernel_reports_not_what_was_published(forms: Path, orin: Path) -> None:
+    (orin / "proc/meminfo").write_text("MemTotal:       64 kB\n")  # carveouts took the rest
+    [misfit] = warn_before_load(Artifact.open(forms / "opset17"))
+    assert "does not fit into Jetson Orin Nano 8 GB" in misfit.message
+    assert "than the 0 MiB there" in misfit.message
+
+
 def test_the_memory_of_a_card_is_not_known(
     forms: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

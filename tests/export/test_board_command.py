@@ -140,11 +140,11 @@ def test_a_folder_without_weights_is_judged_by_its_configuration(
     folder.mkdir()
     (folder / "config.json").write_bytes((large / "config.json").read_bytes())
     for words, code in (("orin-nano", 65), ("orin-nano --dry-run", 65), ("thor --dry-run", 0)):
-        said = []
+        answers = []
         for source in (large, folder):
             assert export(source, tmp_path / "out", "--board", *words.split()) == code
-            said.append(capsys.readouterr().err)
-        assert said[0] == said[1]
+            answers.append(capsys.readouterr().err)
+        assert answers[0] == answers[1]
     assert export(folder, tmp_path / "out", "--board", "thor") == 65
     assert "no model.safetensors" in capsys.readouterr().err
 
