@@ -35,8 +35,8 @@ def warn_before_load(artifact: Artifact, context: int | None = None) -> tuple[Mi
     board = _this_board()
     if board is None:
         return ()
-    speaking_against = misfits(board, artifact, context=context)
-    return _warn([each for each in speaking_against if each.kind == "too-large"])
+    every = misfits(board, artifact, context=context)
+    return _warn([each for each in every if each.kind == "too-large"])
 
 
 def warn_of_idle_gpu(artifact: Artifact, idle: IdleGpu | None) -> tuple[Misfit, ...]:
