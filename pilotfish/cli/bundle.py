@@ -19,9 +19,8 @@ example, on a machine with a network:
   pilotfish export model default --board orin-nano --jetpack 6.2 --out drafter
   pilotfish keys new signer --keys release           once; the secret key stays here
   pilotfish bundle --board orin-nano --jetpack 6.2 --artifact drafter \\
-      --edge tcp://edge.example:7077 --keys keys-of-this-board --sign release/signer.key \\
-      --out bundle
-then, into a BSP or onto a running board (docs/jetson.md):
+      --edge tcp://edge.example:7077 --keys board-keys --sign release/signer.key --out bundle
+then, into NVIDIA's files for a board (BSP) or onto a running board (docs/jetson.md):
   sudo pilotfish flash --signers release/signers --rootfs Linux_for_Tegra/rootfs bundle
   pilotfish flash --signers release/signers --ssh user@board bundle
 """
@@ -71,8 +70,9 @@ def add_to(commands: Commands) -> None:
     add(
         "--jetpack",
         choices=tuple(JETPACKS),
-        help="a Jetson's JetPack; sets --python and --machine: "
-        + "; ".join(f"{name}: {each.python}, {_JETSON}" for name, each in JETPACKS.items()),
+        help="a Jetson's JetPack; sets --python and --machine ("
+        + ", ".join(f"{name}: Python {each.python}" for name, each in JETPACKS.items())
+        + f", both {_JETSON})",
     )
     add(
         "--cpu",

@@ -143,7 +143,7 @@ def add_to(commands: Commands) -> None:
         "model",
         help="export a model",
         description="Writes a graph, its weights, the tokenizer and a manifest into a folder. "
-        "Needs the extra 'export' (README.md).",
+        "Needs the extra 'export' (docs/guide.md).",
     )
     add_flags(model, ModelSettings)
     model.set_defaults(run=_model, usage=model.error)

@@ -20,7 +20,7 @@ Cuts an artifact between layers into stages, one folder each. Stage 1 has the em
 tokenizer and the head; the last stage has the final norm. Each stage holds the keys and values of
 its layers, and sends hidden states to the next. `edge serve --pipeline` runs them on several
 machines: stage 1 on the edge, each other stage on a node. Takes dialects opset24, opset17
-and tensorrt. Needs the extra 'export' (README.md)."""
+and tensorrt. Needs the extra 'export' (docs/guide.md)."""
 _EXAMPLE = """\
 example:
   pilotfish export model default --out target --precision fp32

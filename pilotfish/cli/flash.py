@@ -12,10 +12,11 @@ from pilotfish.deploy.ssh import Board
 
 _EXAMPLE = """\
 examples:
-  sudo pilotfish flash --rootfs Linux_for_Tegra/rootfs bundle    before the board is flashed
-  pilotfish flash --ssh user@board bundle                        onto a board that runs
+  sudo pilotfish flash --signers release/signers --rootfs Linux_for_Tegra/rootfs bundle
+                                                            before the board is flashed
   pilotfish flash --signers release/signers --ssh user@board bundle
-  sudo pilotfish flash --rootfs / bundle                         onto this machine
+                                                            onto a board that runs
+  sudo pilotfish flash --rootfs / bundle                    onto this machine, by its own signers
   pilotfish flash --ssh user@board --check
   pilotfish flash --ssh user@board --rollback
 

@@ -51,7 +51,7 @@ examples:
   pilotfish selftest --share {_FILE}   prints the block of earlier results
 
 exit codes: 0 nothing differs; 1 something differs or failed; 69 a named provider is not available;
-74 a file that cannot be written; 78 a file of --share that is none; 130 interrupted.
+74 a file that cannot be written; 78 a file of --share without results; 130 interrupted.
 """
 _DIFFERS, _ABSENT = 1, 69
 _NOW = Path("-")  # --share without a file: of the results of this run

@@ -94,6 +94,12 @@ def _outlook_findings(
         )
     works = {each.name: each for each in expects.providers}
     wanted = works.get(subject.provider)
+    if wanted is None and subject.provider != "auto":
+        yield fault(
+            "provider",
+            f"{subject.source} names the provider {subject.provider}, which there is not: choose "
+            f"auto, {', '.join(works)}.",
+        )
     if wanted is not None and wanted.works is False:
         yield fault(
             "provider",

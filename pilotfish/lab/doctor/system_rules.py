@@ -40,7 +40,8 @@ def system_findings(facts: MachineFacts) -> Iterator[Finding]:
     for command in dict.fromkeys(tools):  # a driver that hangs stops several commands of a tool
         yield warning(
             "command",
-            f"`{command}` did not end in time: the driver may hang, or the machine is busy.",
+            f"`{command}` did not end in time: it hangs, as with a broken driver, or the "
+            "machine is busy.",
             "pilotfish doctor --wait 20",
         )
 

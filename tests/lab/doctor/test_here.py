@@ -78,6 +78,10 @@ def test_the_model_of_a_configuration_is_examined(pair: Pair, tmp_path: Path) ->
     done = doctor("--json", "--config", config)
     assert json.loads(done.stdout)["expects"]["role"] == "edge"
     assert "cuda, which cannot run here" in findings(done)["provider"]["message"]
+    config.write_text(f'target = "{pair.draft}"\nprovider = "banana"\n')
+    done = doctor("--json", "--config", config)
+    assert done.returncode == 3
+    assert "banana, which there is not" in findings(done)["provider"]["message"]
 
 
 @pytest.mark.parametrize("model", ["Org/Name", "file", "text", "default", None])
