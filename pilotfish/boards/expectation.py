@@ -22,7 +22,7 @@ UNKNOWN = "unknown"
 RUNTIME_BYTES = {"cpu": 200 << 20}
 # What should stay free for a runtime of unknown size. This is a choice: a context is shortened for
 # it, and a model that leaves less gets a warning.
-UNKNOWN_RUNTIME_BYTES = 1 << 30
+UNKNOWN_RUNTIME_BYTES = GIB
 Model = Artifact | Manifest | ModelShape
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+from pilotfish.base.memory import reported_bytes
 from pilotfish.boards.board import ALL_BOARDS, BOARDS, Board
 from pilotfish.engines.gpus import gpu_nodes
 
 COMPATIBLE = Path("proc/device-tree/compatible")
-MEMORY = Path("proc/meminfo")
 NVIDIA_CARDS = Path("proc/driver/nvidia/gpus")
 TEGRA = "nvidia,tegra"  # beginning of the entry for the chip of every Jetson
 
@@ -27,7 +27,7 @@ def recognise(root: Path = Path("/")) -> Board | None:
         if entries & set(board.tree):
             return board
     if family := [board for board in ALL_BOARDS.values() if _is_of_family(board, entries)]:
-        return _by_memory(family, total_memory(root))
+        return _by_memory(family, reported_bytes(root))
     if any(entry.startswith(TEGRA) for entry in entries):
         return None  # a Jetson that is not in boards.toml
     if _has_entries(root / NVIDIA_CARDS):
@@ -42,15 +42,6 @@ def compatible_entries(root: Path = Path("/")) -> set[str]:
     with suppress(OSError):
         text = (root / COMPATIBLE).read_bytes().decode("ascii", "replace")
     return {entry.strip() for entry in text.replace("\n", "\0").split("\0") if entry.strip()}
-
-
-def total_memory(root: Path = Path("/")) -> int | None:
-    """Return the memory that Linux shows (MemTotal), bytes; None: unknown."""
-    with suppress(OSError, ValueError, IndexError):
-        for line in (root / MEMORY).read_text("ascii", "replace").splitlines():
-            if line.startswith("MemTotal:"):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 def _is_of_family(board: Board, entries: set[str]) -> bool:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import CachedLayer, Manifest
+from pilotfish.engines.tensorrt.gates import FLOATS
 
 # Bits of a weight with the scales and offsets of its block, rounded up: blocks have 32 columns, and
 # scales and offsets up to 32 bits each.
@@ -96,7 +97,7 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         if counts is None or bits is None:
             return form
         matrix, head = bits
-        quantised = precision not in {"fp32", "fp16"}
+        quantised = precision not in FLOATS
         table = head if not quantised or self.tied or dialect == "contrib" else matrix
         copy = self.tied and quantised and dialect in COPIES_TABLE
         per_pass = counts.matrices * matrix + counts.head * head

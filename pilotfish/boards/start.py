@@ -12,11 +12,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from pilotfish.base.memory import reported_bytes
 from pilotfish.boards.board import BOARDS, Board
 from pilotfish.boards.export_command import export_command
 from pilotfish.boards.gpu_forms import CPU, TENSORRT_RTX, idle_reasons
 from pilotfish.boards.misfit import Misfit, misfits
-from pilotfish.boards.recognition import recognise, total_memory
+from pilotfish.boards.recognition import recognise
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.gpus import IdleGpu, gpu_nodes
 from pilotfish.engines.manifest import LLAMACPP, Manifest
@@ -34,8 +35,8 @@ def warn_before_load(artifact: Artifact, context: int | None = None) -> tuple[Mi
     board = _this_board()
     if board is None:
         return ()
-    speaking_against = misfits(board, artifact, context=context)
-    return _warn([each for each in speaking_against if each.kind == "too-large"])
+    every = misfits(board, artifact, context=context)
+    return _warn([each for each in every if each.kind == "too-large"])
 
 
 def warn_of_idle_gpu(artifact: Artifact, idle: IdleGpu | None) -> tuple[Misfit, ...]:
@@ -107,4 +108,4 @@ def _this_board() -> Board | None:
         if gpu_nodes():
             return None
         board = replace(BOARDS[CPU], title="this machine")
-    return replace(board, usable_bytes=total_memory(_ROOT) or board.usable_bytes)
+    return replace(board, usable_bytes=reported_bytes(_ROOT) or board.usable_bytes)

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 from rich.console import Console
 
 from pilotfish.base.errors import ConfigError
 from pilotfish.cli.configuration import read_settings
 from pilotfish.cli.flags import bounded
 from pilotfish.cli.options import Commands, write_json
+from pilotfish.device_runtime.device_config import ServiceConfig
 from pilotfish.drafting.text_drafter import TEXT
+from pilotfish.edge_runtime.edge_config import EdgeLimits
 from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.export.cached_models import find_model
 from pilotfish.export.model_cache import request_of
@@ -28,7 +30,8 @@ from pilotfish.lab.doctor.outlook import Role, Subject
 
 _CONFIGURATION = Path("/etc/pilotfish")
 _LONGEST_WAIT_S = 600
-_TARGET_CONTEXT, _SESSIONS, _LANES = 2048, 16, 2  # the daemons' defaults
+_EDGE = EdgeLimits()  # its defaults
+_LANES: int = next(f.default for f in structs.fields(ServiceConfig) if f.name == "lanes")
 _DESCRIPTION = """\
 Says what this machine is, what will therefore run on it and how fast that should be, and what is
 wrong, with the command that mends it. It looks at the board, JetPack, L4T, CUDA, TensorRT and ONNX
@@ -148,8 +151,8 @@ def _subject(settings: Mapping[str, Any], path: Path, role: Role | None) -> Subj
         unexported=None if artifact is not None or model in DEFAULTS else model,
         source=str(path),
         provider=provider,
-        context=context or (_TARGET_CONTEXT if end == "edge" else None),
-        slots=slots or (_SESSIONS if end == "edge" else _LANES),
+        context=context or (_EDGE.context if end == "edge" else None),
+        slots=slots or (_EDGE.sessions if end == "edge" else _LANES),
     )
 
 

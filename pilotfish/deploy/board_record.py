@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pilotfish.base.memory import reported_bytes
 from pilotfish.base.prose import one_line
 from pilotfish.deploy import manifest
 from pilotfish.deploy.errors import BundleError, InstallError
@@ -112,7 +113,7 @@ class MachineFacts:
         return cls(
             tree=tuple(filter(None, _tree_text(root.root, "compatible").split("\0"))),
             model=_tree_text(root.root, "model"),
-            memory_bytes=_total_memory(root.root),
+            memory_bytes=reported_bytes(root.root),
             l4t=l4t,
         )
 
@@ -178,14 +179,6 @@ def _tree_text(root: Path, name: str) -> str:
         raw = (root / _TREE / name).read_bytes()
         return raw.decode("ascii", "replace").strip("\0\n")
     return ""
-
-
-def _total_memory(root: Path) -> int | None:
-    with suppress(OSError, ValueError, IndexError):
-        for line in (root / "proc/meminfo").read_text("ascii", "replace").splitlines():
-            if line.startswith("MemTotal:"):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 def _l4t(release: str | None) -> str:

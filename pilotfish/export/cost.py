@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from pilotfish.base.memory import reported_bytes
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.manifest import PrecisionCost
 from pilotfish.engines.passes import Pass
@@ -29,7 +30,7 @@ ROWS = 32  # number of positions that are compared at a time
 # The text on which source and artifact are compared: prose, a dialogue, code and numbers.
 TEXT = (resources.files("pilotfish.export") / "texts" / "cost.txt").read_text("utf-8")
 LONGEST = 512  # maximum number of tokens of the text, for vocabularies of bytes
-MEMORY = Path("/proc/meminfo")
+MACHINE = Path("/")  # the folder that holds /proc
 GIB = float(1 << 30)
 
 
@@ -66,23 +67,13 @@ def _shortage(config: ModelConfig, tokens: int, part_bytes: int) -> str:
     """
     logits = 4 * (tokens // 2) * config.vocab_size
     needed = max(2 * largest_layer(config), 3 * logits + 2 * part_bytes)
-    free = _free_memory()
+    free = reported_bytes(MACHINE, "MemAvailable")
     if free is not None and free < needed:
         return (
             f"the measurement needs {needed / GIB:.1f} GiB of memory, but only "
             f"{free / GIB:.1f} GiB are free"
         )
     return ""
-
-
-def _free_memory() -> int | None:
-    """Return the available memory, bytes; None if the system does not report it."""
-    try:
-        lines = MEMORY.read_text().splitlines()
-    except OSError:
-        return None
-    available = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(available[0]) * 1024 if available else None
 
 
 def _measure(

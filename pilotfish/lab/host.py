@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pilotfish.base.cpus import cpu_quota
+from pilotfish.base.memory import reported_bytes
 from pilotfish.base.version import SOFTWARE
 from pilotfish.deploy.power import modes
 
@@ -47,7 +48,7 @@ def facts(root: Path = _ROOT) -> dict[str, Any]:
         "cpu": cpu(root),
         "cpus": len(os.sched_getaffinity(0)),
         "cpu_quota": cpu_quota(root),
-        "memory_bytes": memory_bytes(root),
+        "memory_bytes": reported_bytes(root),
         "power_mode": power_mode(root),
         "governor": governor(root),
         "gpu": gpu(root),
@@ -92,13 +93,6 @@ def cpu(root: Path = _ROOT) -> str | None:
         if key.strip() in ("model name", "Model", "CPU part"):
             return value.strip() or None
     return None
-
-
-def memory_bytes(root: Path = _ROOT, key: str = "MemTotal") -> int | None:
-    """Return a size in /proc/meminfo, by default that of the whole memory."""
-    pattern = rf"^{key}:\s*(\d+) kB"
-    match = re.search(pattern, text(root / "proc/meminfo") or "", re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
 
 
 def power_mode(root: Path = _ROOT) -> str | None:

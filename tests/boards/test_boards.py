@@ -21,11 +21,6 @@ def test_every_figure_has_its_source(board: Board) -> None:
     assert all(board.sources[name].startswith("https://") for name in stated), board
 
 
-def test_every_part_of_a_jetpack_has_its_source() -> None:
-    for jetpack in JETPACKS.values():
-        assert set(jetpack.sources) == {"l4t", "python", "cuda", "tensorrt"}
-
-
 def test_the_names_are_those_of_the_flag() -> None:
     assert list(BOARDS) == ["orin-nano", "orin-nx", "agx-orin", "thor", "rtx", "cpu"]
     names = [name for board in ALL_BOARDS.values() for name in (board.name, *board.aliases)]

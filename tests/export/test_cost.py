@@ -120,8 +120,9 @@ def test_what_cannot_be_measured_is_told_and_exported_all_the_same(
 ) -> None:
     path = str(source(tmp_path))
     if short == "memory":
-        (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 9 kB\n")
-        monkeypatch.setattr(cost, "MEMORY", tmp_path / "meminfo")
+        (tmp_path / "proc").mkdir()
+        (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable: 9 kB\n")
+        monkeypatch.setattr(cost, "MACHINE", tmp_path)
     else:
         monkeypatch.setattr("pilotfish.export.reference.CPU", "NoExecutionProvider")
     made = export_model(path, tmp_path / "a", precision="int8", check=True)

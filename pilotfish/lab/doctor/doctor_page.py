@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
+from pilotfish.boards.board import GIB
 from pilotfish.lab.doctor.examination import Diagnosis, Examination
 from pilotfish.lab.doctor.facts import MachineFacts
 from pilotfish.lab.doctor.finding import SEVERITIES, Finding
@@ -13,7 +14,6 @@ from pilotfish.lab.doctor.outlook import Expects, ProviderOutlook
 
 MARKS = {"fault": "✗", "warning": "!", "note": "·"}
 _STYLES = {"fault": "bold red", "warning": "yellow", "note": "dim"}
-_GIB = 1 << 30
 _WIDTH = 16  # width of the first column
 
 
@@ -181,4 +181,4 @@ def _number(count_: int | None, word: str) -> str | None:
 def _size(size: int | None) -> str | None:
     if size is None:
         return None
-    return f"{size / _GIB:.1f} GiB" if size >= _GIB else f"{size / 2**20:.0f} MiB"
+    return f"{size / GIB:.1f} GiB" if size >= GIB else f"{size / 2**20:.0f} MiB"

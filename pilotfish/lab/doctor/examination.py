@@ -8,11 +8,11 @@ from typing import Literal
 
 from msgspec import Struct
 
-from pilotfish.boards.gpu_forms import TENSORRT, TENSORRT_RTX
 from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.cache import cache_directory
-from pilotfish.engines.engine_errors import EngineError
+from pilotfish.engines.engine_errors import EngineError, ProviderError
+from pilotfish.engines.tensorrt.library import library_of
+from pilotfish.engines.tensorrt.loading import check_engine_exists
 from pilotfish.lab.doctor.board_rules import board_findings
 from pilotfish.lab.doctor.facts import MachineFacts, read_facts
 from pilotfish.lab.doctor.finding import SEVERITIES, Finding, fault, note, warning
@@ -22,7 +22,6 @@ from pilotfish.lab.doctor.outlook import Expects, Outlook, Subject, look_ahead
 from pilotfish.lab.doctor.system_rules import system_findings
 
 VERSION = 1
-ENGINES = (TENSORRT, TENSORRT_RTX)  # providers that run only engines that were built before
 # exit codes of `pilotfish doctor` by the worst finding; 2 is argparse's
 EXIT_CODES = {"fault": 3, "warning": 1, "note": 0}
 
@@ -118,16 +117,21 @@ def _outlook_findings(
             f"there is a GPU{': ' if reasons else '.'}{reasons}",
             expects.advice,
         )
-    elif artifact is not None and expects.provider in ENGINES and not _engines(artifact):
+    elif artifact is not None and expects.provider is not None:
+        yield from _engine(artifact, expects.provider)
+
+
+def _engine(artifact: Artifact, provider: str) -> Iterator[Finding]:
+    """Yield whether an engine of the model is missing, if the provider runs engines."""
+    library = library_of(provider)
+    if library is None:
+        return
+    try:
+        check_engine_exists(library, artifact)
+    except ProviderError:
         yield warning(
             "engine",
-            f"{expects.provider} needs an engine of the model, and none is in the artifact or in "
-            "the cache: until it is built, the model runs on the CPU.",
-            f"pilotfish export engine {artifact.path} --provider {expects.provider}",
+            f"{provider} needs an engine of the model, and none is in the artifact or in the "
+            "cache: until it is built, the model runs on the CPU.",
+            library.command(artifact.path),
         )
-
-
-def _engines(artifact: Artifact) -> bool:
-    """Return whether there are engines, in the artifact or of any model in the cache."""
-    folders = (artifact.path / "engines", cache_directory() / "engines")
-    return any(True for folder in folders for _ in folder.glob("**/*.engine"))

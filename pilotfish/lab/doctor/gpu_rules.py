@@ -11,7 +11,7 @@ from pilotfish.lab.doctor.facts import MachineFacts
 from pilotfish.lab.doctor.finding import Finding, fault, note, warning
 
 _NEW_DRIVER = "sudo ubuntu-drivers install && sudo reboot"
-_OLDEST_COMPUTE = (7, 5)  # TensorRT 10 and CUDA 13 support no older GPUs
+OLDEST_COMPUTE = (7, 5)  # TensorRT 10 and CUDA 13 support no older GPUs
 _CONTAINERS = (
     "sudo apt install nvidia-container-toolkit && sudo nvidia-ctk runtime configure "
     "--runtime=docker && sudo systemctl restart docker"
@@ -106,7 +106,7 @@ def _cuda(facts: MachineFacts) -> Iterator[Finding]:
             JETPACK if facts.is_tegra else _install("gpu", facts),
         )
     compute = tuple(int(part) for part in (facts.compute or "99").split("."))
-    if compute < _OLDEST_COMPUTE:
+    if compute < OLDEST_COMPUTE:
         yield warning(
             "GPU",
             f"The GPU has compute capability {facts.compute}: TensorRT 10 and CUDA 13 need 7.5.",

@@ -21,15 +21,14 @@ from pilotfish.engines.backends import AUTO, PROVIDERS
 from pilotfish.engines.manifest import CachedLayer
 from pilotfish.engines.runtime import CUDA as CUDA_PROVIDER
 from pilotfish.engines.runtime import WHEELS
+from pilotfish.engines.tensorrt.targets import INSTEAD
 from pilotfish.lab.doctor.facts import MachineFacts
 from pilotfish.lab.doctor.gpu_facts import NO_TENSORRT
+from pilotfish.lab.doctor.gpu_rules import OLDEST_COMPUTE
 
 Role = Literal["device", "edge"]
 _TENSORRT_EP = "tensorrt-ep"
 _TENSORRT_PROVIDER = "TensorrtExecutionProvider"
-# Compute capabilities for which TensorRT for RTX builds engines, besides 12.0 and later.
-_RTX_COMPUTE = ((8, 0), (8, 6), (8, 9))
-_RTX_FROM = (12, 0)
 # The default model: its name, its cache, and the bytes of its weights (docs/engines.md).
 _DEFAULT = ModelShape(
     name="default (SmolLM2-135M)",
@@ -327,7 +326,7 @@ def _judge_rtx(facts: MachineFacts) -> tuple[bool | None, str]:
         return False, "TensorRT for RTX builds no engines for a Jetson"
     if facts.compute is not None:
         compute = tuple(int(part) for part in facts.compute.split("."))
-        if compute not in _RTX_COMPUTE and compute < _RTX_FROM:
+        if facts.compute in INSTEAD or compute < OLDEST_COMPUTE:
             return False, f"TensorRT for RTX does not support compute capability {facts.compute}"
     if any(name.startswith("tensorrt-rtx") for name in facts.packages or {}):
         return True, ""

@@ -17,6 +17,7 @@ from typing import Any
 
 import pilotfish
 from pilotfish.base.cpus import cpu_quota
+from pilotfish.base.memory import reported_bytes
 from pilotfish.base.version import VERSION
 from pilotfish.deploy.versions import HOME
 from pilotfish.engines.cache import cache_directory
@@ -128,7 +129,7 @@ def _container(machine: Machine) -> str | None:
 
 def _memory(machine: Machine) -> dict[str, int | None]:
     root = machine.root
-    zram, swapped = 0, host.memory_bytes(root, "SwapTotal")
+    zram, swapped = 0, reported_bytes(root, "SwapTotal")
     rows = (host.text(root / "proc/swaps") or machine.texts(r"cat /proc/swaps")).splitlines()
     for row in rows[1:]:
         with suppress(ValueError, IndexError):
@@ -137,8 +138,8 @@ def _memory(machine: Machine) -> dict[str, int | None]:
         swapped = (swapped or 0) + _bytes(*size)
         zram += _bytes(*size) * ("zram" in name)
     facts: dict[str, int | None] = {
-        "memory_bytes": host.memory_bytes(root),
-        "available_bytes": host.memory_bytes(root, "MemAvailable"),
+        "memory_bytes": reported_bytes(root),
+        "available_bytes": reported_bytes(root, "MemAvailable"),
         "swap_bytes": swapped,
         "zram_bytes": zram if rows or zram else None,
     }

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 from datetime import datetime
 
+from pilotfish.boards.board import GIB
 from pilotfish.lab.doctor.board_rules import NEWEST_PYTHON, OLDEST_PYTHON
 from pilotfish.lab.doctor.facts import MachineFacts, Unit
 from pilotfish.lab.doctor.finding import Finding, fault, note, warning
 
-GIB = 1 << 30
 _OLDEST_SYSTEMD = 249
 _FIRST_YEAR = 2018  # a clock before this year was never set
 _FEW_FILES, _ENOUGH_FILES = 256, 1024

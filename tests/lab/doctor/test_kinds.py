@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pilotfish.engines.artifact import Artifact
 from pilotfish.lab.doctor.commands import Output
 from pilotfish.lab.doctor.machine import PROBE, UNITS, Machine
 from pilotfish.lab.doctor.outlook import Subject
@@ -204,6 +205,23 @@ def test_a_data_centre_gpu_is_no_target_of_tensorrt_for_rtx(tmp_path: Path) -> N
     assert facts.gpus == ("NVIDIA H100 80GB HBM3",)
     assert (facts.compute, facts.gpu_memory_bytes) == ("9.0", 81559 << 20)
     assert "ONNX Runtime" in subjects(examination, "warning")  # the wheel for CPUs
+    (outlook,) = (each for each in examination.expects.providers if each.name == "tensorrt-rtx")
+    assert outlook.works is False
+    assert outlook.reason == "TensorRT for RTX does not support compute capability 9.0"
+
+
+@pytest.mark.parametrize(
+    ("card", "works"),
+    [("GeForce RTX 5090", True), ("GeForce RTX 2080 Ti", True), ("GeForce GTX 1080", False)],
+)
+def test_tensorrt_for_rtx_runs_on_the_cards_that_engines_can_be_built_for(
+    tmp_path: Path, card: str, works: bool
+) -> None:
+    wheels = '{"packages": {"onnxruntime": "1.31.1", "tensorrt-rtx-cu12-bindings": "1.5"}}'
+    outputs = {"nvidia-smi": SMI.replace("H100 80GB HBM3", card), PROBE: wheels}
+    examination = examined(machine_of(tmp_path, RTX, outputs))
+    (outlook,) = (each for each in examination.expects.providers if each.name == "tensorrt-rtx")
+    assert outlook.works is works, examination.machine.compute
 
 
 @pytest.mark.parametrize(
@@ -347,10 +365,13 @@ def test_tensorrt_without_an_engine_is_told(
     subject = Subject(model=pair.draft, source="device.toml")
     examination = examined(machine_of(tmp_path, RTX, outputs), subject)
     assert examination.expects.provider == "tensorrt"
-    assert mends(examination, "engine") == [
-        f"pilotfish export engine {pair.draft} --provider tensorrt"
-    ]
-    plant(tmp_path, {"cache/engines/x/y.engine": ""})
+    mend = f"pilotfish export engine {pair.draft}"
+    assert mends(examination, "engine") == [mend]
+    name = f"tensorrt-{'0' * 32}.engine"
+    digest = Artifact.open(pair.draft).manifest.digest
+    plant(tmp_path, {f"cache/engines/of-another-model/{name}": ""})
+    assert mends(examined(machine_of(tmp_path, RTX, outputs), subject), "engine") == [mend]
+    plant(tmp_path, {f"cache/engines/{digest}/{name}": ""})
     assert not mends(examined(machine_of(tmp_path, RTX, outputs), subject), "engine")
 
 

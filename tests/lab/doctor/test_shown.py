@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from pilotfish.boards.board import JETPACKS, JetPack
 from pilotfish.lab.doctor.commands import Output
 from pilotfish.lab.doctor.facts import MachineFacts, read_facts
 from pilotfish.lab.doctor.machine import Machine
+from tests.support.machines import plant
 
 SMI = """\
 +-----------------------------------------------------------------------------+
@@ -207,3 +209,17 @@ def test_a_missing_tool_is_a_missing_driver_but_not_on_an_old_jetson(tmp_path: P
     assert facts_of(tmp_path, "nvidia-smi", text, 127).gpu_problem == text
     outputs = {"nvidia-smi": Output(text, 127), "uname -r": Output("5.10.104-tegra\n")}
     assert read_facts(Machine(tmp_path, outputs)).gpu_problem is None
+
+
+@pytest.mark.parametrize("jetpack", JETPACKS.values(), ids=JETPACKS)
+def test_a_release_of_each_jetpack_of_our_boards_is_recognised(
+    tmp_path: Path, jetpack: JetPack
+) -> None:
+    """A line of L4T has several JetPacks, so `boards.toml` names only the line."""
+    major, minor = jetpack.l4t.split(".")
+    names = set()
+    for revision in range(5):
+        text = f"# R{major} (release), REVISION: {minor}.{revision}, GCID: 1\n"
+        plant(tmp_path, {"etc/nv_tegra_release": text})
+        names.add(read_facts(Machine(tmp_path, {})).jetpack)
+    assert jetpack.version in names
