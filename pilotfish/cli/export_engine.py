@@ -54,8 +54,8 @@ example:
 
 exit codes: 0 all engines are built, or no engine can be built of the drafter of --config (a
 warning says why); 65 TensorRT cannot build one, or not for this compute capability; 66 no artifact;
-69 no TensorRT, or no GPU where one is needed; 73 no engine can be written there; 74 the disk is
-full; 78 a broken configuration; 130 interrupted.
+69 no TensorRT, or no GPU where one is needed; 73 no engine can be written there; 74 the disk
+is full; 78 a broken configuration; 130 interrupted.
 """
 
 
