@@ -62,6 +62,12 @@ def open_artifact(path: Path, python: str) -> Artifact:
             f"{path} has dialect {artifact.manifest.dialect}, which no ONNX Runtime for Python "
             f"{python} can load: export the model with --dialect opset17 or contrib."
         )
+    states = artifact.manifest.states
+    if states is not None and states.heads and python == _OLD_RUNTIME_PYTHON:
+        raise BundleError(
+            f"{path} has recurrent states, which no ONNX Runtime for Python {python} can compute: "
+            "choose another model, or a board with a later Python (JetPack 7.2)."
+        )
     return artifact
 
 

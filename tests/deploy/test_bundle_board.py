@@ -11,8 +11,9 @@ import pytest
 from pilotfish.boards.board import board_named
 from pilotfish.boards.misfit import MisfitError
 from pilotfish.cli import main
-from pilotfish.deploy import manifest
+from pilotfish.deploy import manifest, models
 from pilotfish.deploy.board_check import check_board
+from pilotfish.deploy.errors import BundleError
 from tests.support.bundles import write_wheel
 from tests.support.tiny import tiny_artifact
 
@@ -158,3 +159,15 @@ def test_a_vendors_runtime_runs_what_tensorrt_does_not(artifacts: Path, tmp_path
     board = check_board(orin, "6.2", [artifacts / "opset24"], wheels=[gpu])
     assert board is not None
     assert not [line for line in board.lines if "WARNING" in line]
+
+
+def test_states_that_the_runtime_of_python_3_10_cannot_compute_are_refused(tmp_path: Path) -> None:
+    """ONNX Runtime 1.23, the last for Python 3.10, lacks an operator of theirs."""
+    mamba, lfm2 = (
+        tiny_artifact(tmp_path / name, dialect="contrib", architecture=name).path
+        for name in ("mamba", "lfm2")
+    )
+    with pytest.raises(BundleError, match="recurrent states"):
+        models.open_artifact(mamba, "3.10")
+    models.open_artifact(mamba, "3.12")
+    models.open_artifact(lfm2, "3.10")  # its states are inputs of a convolution alone
