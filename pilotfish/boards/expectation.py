@@ -86,7 +86,9 @@ class Expectation(Struct, frozen=True, kw_only=True):
             most = "at most " if self.whole_memory else ""
             memory += f"programs have {most}{size(self.board_bytes)} there"
         if self.tokens_per_s_bound is None:
-            speed = f"speed: {UNKNOWN}, since the memory's bandwidth or the weights are {UNKNOWN}"
+            missing = "weights'" if self.weights_bytes is None else "memory's"
+            figure = "size" if self.weights_bytes is None else "bandwidth"
+            speed = f"speed: {UNKNOWN}, since the {missing} {figure} is {UNKNOWN}"
         else:
             slower = (
                 f" ({self.slower_bound:.0f} in the slower power modes)" if self.slower_bound else ""

@@ -294,6 +294,12 @@ class Installation:
         self.progress(f"starting {unit}", 1, 1)
         if trouble is None:
             self.say(f"{unit} is active")
+            if system.may_build_engine(self.root, self.versions, name):
+                self.say(
+                    "to do: let the board's GPU draft. Build the engine, which takes minutes, now "
+                    f"or at the next start: sudo systemctl restart {system.ENGINE_BUILD} && sudo "
+                    f"systemctl restart {unit}"
+                )
         return trouble
 
     def _manifest(self, name: str) -> BundleManifest:

@@ -11,6 +11,7 @@ package owns (`deploy.deb`) is neither replaced nor removed.
 Standard library only: this runs on the board before anything is installed.
 """
 
+import re
 import shutil
 import subprocess
 import time
@@ -26,9 +27,10 @@ UNITS = "usr/lib/systemd/system"
 _SUFFIXES = (".service", ".socket", ".timer", ".path", ".target")
 _PACKAGED = "var/lib/dpkg/info/pilotfish-edge.list"
 _TOOLS = ("systemctl", "systemd-sysusers", "systemd-tmpfiles")
+ENGINE_BUILD = "pilotfish-engine-build.service"
 # Role → units that start at boot; the user can enable the other units with systemctl.
 ENABLED = {
-    "device": ("pilotfish-device.service", "pilotfish-engine-build.service"),
+    "device": ("pilotfish-device.service", ENGINE_BUILD),
     "edge": ("pilotfish-edge.service",),
 }
 _POLL_S = 0.5
@@ -121,6 +123,18 @@ def is_enabled(root: Rootfs, unit: str) -> bool:
     """Return whether a unit starts at boot."""
     command = ["systemctl", f"--root={root.root}", "is-enabled", "--quiet", unit]
     return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def may_build_engine(root: Rootfs, versions: Versions, name: str) -> bool:
+    """Return whether the unit that builds engines is enabled and finds TensorRT, by its conditions.
+
+    The installation does not start it: the device would wait for it, for minutes.
+    """
+    path = versions.folder(name) / "systemd" / ENGINE_BUILD
+    if not path.is_file() or not is_enabled(root, ENGINE_BUILD):
+        return False
+    patterns = re.findall(r"^ConditionPathExistsGlob=\|/(.+)$", path.read_text(), re.MULTILINE)
+    return any(any(root.root.glob(pattern)) for pattern in patterns)
 
 
 def withdraw(root: Rootfs, versions: Versions) -> Iterator[str]:

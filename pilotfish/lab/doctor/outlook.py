@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from pilotfish.boards.board import ALL_BOARDS, JETPACKS, Board, siblings
 from pilotfish.boards.expectation import Expectation, expect
 from pilotfish.boards.gpu_forms import CPU, CUDA, TENSORRT, TENSORRT_RTX, why_not
 from pilotfish.boards.misfit import Misfit, misfits
-from pilotfish.boards.recipe import recipe
+from pilotfish.boards.recipe import NO_WISHES, Wishes, recipe
 from pilotfish.boards.shape import ModelShape, shape_of
 from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact
@@ -123,13 +124,14 @@ def look_ahead(facts: MachineFacts, subject: Subject, artifact: Artifact | None)
     """Return what will run on a machine with these facts."""
     board = _with_memory(ALL_BOARDS.get(facts.board_name or ""), facts)
     jetpack = _supported_jetpack(board, facts.jetpack)
-    shape = _default_shape(board, jetpack, subject.role)
+    wishes = _wishes(board, facts.jetpack, subject.role)
+    shape = _default_shape(board, jetpack, subject.role, wishes)
     if artifact is not None:
         shape = shape_of(artifact)
     outlooks = tuple(_providers(facts))
     if subject.unexported is not None:
         return Outlook(
-            expects=_before_export(subject, subject.unexported, outlooks, board, jetpack)
+            expects=_before_export(subject, subject.unexported, outlooks, board, jetpack, wishes)
         )
     expected: Expectation | None = None
     wrong: list[Misfit] = []
@@ -151,7 +153,7 @@ def look_ahead(facts: MachineFacts, subject: Subject, artifact: Artifact | None)
         providers=outlooks,
         provider=_choose(outlooks, shape, subject.provider, facts),
         advice=_advice(
-            board, jetpack, subject, "default" if shape.name == _DEFAULT.name else "MODEL"
+            board, jetpack, subject, "default" if shape.name == _DEFAULT.name else "MODEL", wishes
         ),
         weights_bytes=shape.weights_bytes,
         kv_bytes=None if expected is None else expected.kv_bytes,
@@ -169,6 +171,7 @@ def _before_export(
     outlooks: tuple[ProviderOutlook, ...],
     board: Board | None,
     jetpack: str | None,
+    wishes: Wishes,
 ) -> Expects:
     """Return the expectations of a model whose sizes are not known before its export."""
     return Expects(
@@ -178,7 +181,7 @@ def _before_export(
         context=subject.context,
         slots=subject.slots,
         providers=outlooks,
-        advice=None if name == TEXT else _advice(board, jetpack, subject, name),
+        advice=None if name == TEXT else _advice(board, jetpack, subject, name, wishes),
         board_bytes=None if board is None else board.usable_bytes,
     )
 
@@ -212,13 +215,17 @@ def form_problem(provider: str, shape: ModelShape, facts: MachineFacts) -> str |
     )
 
 
-def _advice(board: Board | None, jetpack: str | None, subject: Subject, model: str) -> str | None:
+def _advice(
+    board: Board | None, jetpack: str | None, subject: Subject, model: str, wishes: Wishes
+) -> str | None:
     """Return the command that exports a model for the board."""
     if board is None:
         return None
     words = f"pilotfish export model {shlex.quote(model)} --board {board.name}"
     words += f" --jetpack {jetpack}" if jetpack is not None else ""
     words += " --role edge" if subject.role == "edge" else ""
+    words += f" --dialect {wishes.dialect}" if wishes.dialect is not None else ""
+    words += f" --precision {wishes.precision}" if wishes.precision is not None else ""
     return f"{words} --out FOLDER"
 
 
@@ -245,11 +252,28 @@ def _supported_jetpack(board: Board | None, jetpack: str | None) -> str | None:
     return None
 
 
-def _default_shape(board: Board | None, jetpack: str | None, role: Role) -> ModelShape:
+def _wishes(board: Board | None, stated: str | None, role: Role) -> Wishes:
+    """Return the form that every TensorRT takes, for a JetPack older than those of the board.
+
+    Such a JetPack is not in the boards' file, and its TensorRT may not know the dialects of later
+    ones: 7.0 of a Thor has TensorRT 10.13.
+    """
+    numbers = tuple(int(number) for number in re.findall(r"\d+", stated or ""))
+    if board is None or not board.jetpacks or not numbers:
+        return NO_WISHES
+    oldest = tuple(int(number) for number in board.jetpacks[0].split("."))
+    if numbers >= oldest or recipe(board, role=role, model=_DEFAULT).dialect == "opset17":
+        return NO_WISHES
+    return Wishes(dialect="opset17", precision="fp16")
+
+
+def _default_shape(
+    board: Board | None, jetpack: str | None, role: Role, wishes: Wishes
+) -> ModelShape:
     """Return the default model's sizes in the form of the board's recipe."""
     dialect, precision = ("contrib", "int4") if role == "device" else ("opset24", "fp32")
     if board is not None:
-        chosen = recipe(board, jetpack=jetpack, role=role, model=_DEFAULT)
+        chosen = recipe(board, jetpack=jetpack, role=role, model=_DEFAULT, wishes=wishes)
         dialect, precision = chosen.dialect, chosen.precision
     size = _DEFAULT_BYTES[precision]
     return ModelShape(

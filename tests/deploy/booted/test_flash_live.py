@@ -20,11 +20,15 @@ BAD = (
 )
 
 
-def bring(board: Machine, version: str, unit: str) -> str:
-    """A bundle of that version on the machine, whose unit is ``unit``; its path there."""
+def bring(board: Machine, version: str, unit: str, **others: str) -> str:
+    """A bundle of that version on the machine, whose unit is ``unit``; its path there.
+
+    others: name of another unit, without its ending → its text.
+    """
     python = next(path.name for path in (board.root / "usr/bin").glob("python3.[0-9]*[0-9]"))
     folder = board.root / "root" / version
-    tiny_bundle(folder, version=version, python=python.removeprefix("python"), units={DEVICE: unit})
+    units = {DEVICE: unit} | {f"{name}.service": text for name, text in others.items()}
+    tiny_bundle(folder, version=version, python=python.removeprefix("python"), units=units)
     (folder / f"wheels/pilotfish-{version}-py3-none-any.whl").unlink()
     pack(folder / "wheels")
     seal(folder)
@@ -100,3 +104,26 @@ def test_a_service_that_waits_for_another_unit_is_waited_for(board: Machine) -> 
     assert runs(board) == "/bin/sleep 1004"
     install(board, waiting, "--uninstall", "--purge")
     shutil.rmtree(board.root / waiting.lstrip("/"))
+
+
+def test_the_build_of_an_engine_is_left_to_do_where_tensorrt_is(board: Machine) -> None:
+    build = (
+        "[Unit]\nConditionPathExistsGlob=|/usr/lib/*-linux-gnu/libnvinfer.so.*\n"
+        "[Service]\nType=oneshot\nExecStart=/bin/true\n[Install]\nWantedBy=multi-user.target\n"
+    )
+    units = {"pilotfish-engine-build": build}
+    without = bring(board, "7.0", GOOD.format(7000), **units)
+    assert "to do:" not in install(board, without, without)
+    library = board.root / "usr/lib/x86_64-linux-gnu/libnvinfer.so.10"
+    library.touch()
+    try:
+        item = bring(board, "7.1", GOOD.format(7001), **units)
+        reply = install(board, item, item)
+    finally:
+        library.unlink()
+    both = f"restart pilotfish-engine-build.service && sudo systemctl restart {DEVICE}"
+    assert both in " ".join(reply.split())
+    assert runs(board) == "/bin/sleep 7001"  # at once
+    install(board, item, "--uninstall", "--purge")
+    for path in (without, item):
+        shutil.rmtree(board.root / path.lstrip("/"))

@@ -84,6 +84,15 @@ def test_an_empty_recording_knows_nothing_and_finds_nothing(tmp_path: Path) -> N
     assert {each.works for each in examination.expects.providers} <= {None, False}
 
 
+def test_the_form_for_an_older_jetpack_is_one_that_its_tensorrt_takes() -> None:
+    expects = examination_of("thor-jetpack-7").expects
+    assert expects.advice is not None
+    assert "--board thor --dialect opset17 --precision fp16 " in expects.advice
+    assert (expects.dialect, expects.precision) == ("opset17", "fp16")
+    newer = examination_of("agx-orin-jetpack-7").expects.advice or ""
+    assert newer.endswith("--board agx-orin --jetpack 7.2 --out FOLDER")
+
+
 def test_of_two_wheels_on_a_board_its_own_one_is_kept() -> None:
     (mend,) = mends(examination_of("orin-nano-15w"), "ONNX Runtime")
     assert mend is not None
