@@ -205,9 +205,6 @@ def read_facts(machine: Machine) -> MachineFacts:
     cards = gpu["gpus"] and not tegra
     if cards and board["board_name"] in (None, "cpu"):
         board["board_name"] = "rtx"
-    return MachineFacts(
-        **board,
-        **gpu,
-        **system_facts(machine),
-        unfinished=tuple(machine.unfinished),
-    )
+    known = board | gpu | system_facts(machine) | {"unfinished": tuple(machine.unfinished)}
+    # msgspec leaves out only the same object as a default, and Python 3.10 has many empty tuples
+    return MachineFacts(**{name: value for name, value in known.items() if value != ()})

@@ -14,6 +14,7 @@ from pilotfish.lab.doctor.machine import PROBE, UNITS, Machine
 from pilotfish.lab.doctor.outlook import Subject
 from tests.conftest import Pair
 from tests.support.machines import ORIN_NANO, examined, machine_of, mends, plant, subjects
+from tests.support.tiny import tiny_artifact
 
 RTX = {
     "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.14\n",
@@ -345,11 +346,10 @@ def test_a_gpu_that_this_user_may_not_use(tmp_path: Path) -> None:
     assert mends(examined(machine), "GPU") == ["sudo usermod -aG video,render $USER"]
 
 
-def test_an_artifact_that_leaves_the_gpu_idle_is_told_with_the_export(
-    tmp_path: Path, pair: Pair
-) -> None:
-    """The drafter of the tests is in opset24: TensorRT 10.3 of JetPack 6.2 does not read it."""
-    subject = Subject(model=pair.draft, source="device.toml")
+def test_an_artifact_that_leaves_the_gpu_idle_is_told_with_the_export(tmp_path: Path) -> None:
+    """TensorRT 10.3 of JetPack 6.2 does not read opset 24."""
+    tiny_artifact(tmp_path / "drafter", dialect="opset24")
+    subject = Subject(model=tmp_path / "drafter", source="device.toml")
     machine = machine_of(tmp_path, ORIN_NANO, {"dpkg-query -W": "libnvinfer10\t10.3.0.30-1\n"})
     examination = examined(machine, subject)
     (mend,) = mends(examination, "model")
