@@ -29,6 +29,7 @@ from pilotfish.lab.doctor.machine import LIMIT_S, Machine, recorded_machine, thi
 from pilotfish.lab.doctor.outlook import Role, Subject
 
 _CONFIGURATION = Path("/etc/pilotfish")
+_MOST = (1 << 31) - 1  # of a setting that is a number
 _LONGEST_WAIT_S = 600
 _EDGE = EdgeLimits()  # its defaults
 _LANES: int = next(f.default for f in structs.fields(ServiceConfig) if f.name == "lanes")
@@ -121,19 +122,31 @@ def _diagnose(machine: Machine, config: Path | None, role: Role | None) -> Diagn
     finding.
     """
     if config is not None:
-        settings = read_settings(config)
-        return examine(machine, _subject(settings, config, role))
+        return _examine_configured(machine, config, role)
     known: tuple[Finding, ...] = ()
     roles: tuple[Role, ...] = (role,) if role is not None else get_args(Role)
     for end in roles if machine.process is not None else ():
         path = _CONFIGURATION / f"{end}.toml"
         if os.access(path, os.R_OK):  # else it is listed as unread, if it is there
             try:
-                return examine(machine, _subject(read_settings(path), path, end))
+                return _examine_configured(machine, path, end)
             except ConfigError as error:
                 known = (fault("configuration", str(error), f"sudoedit {path}"),)
                 break
     return examine(machine, Subject(role=role or "device"), known=known)
+
+
+def _examine_configured(machine: Machine, path: Path, role: Role | None) -> Diagnosis:
+    """Examine a machine with the model of a configuration file, and the file itself."""
+    from pilotfish.cli import parser
+
+    subject = _subject(read_settings(path), path, role)
+    known: tuple[Finding, ...] = ()
+    try:  # as the daemon reads it
+        parser().parse_args([subject.role, "serve", "--config", str(path)])
+    except ConfigError as error:
+        known = (fault("configuration", str(error), f"sudoedit {path}"),)
+    return examine(machine, subject, known=known)
 
 
 def _subject(settings: Mapping[str, Any], path: Path, role: Role | None) -> Subject:
@@ -168,4 +181,4 @@ def _artifact(name: str, role: Role, provider: str) -> Path | None:
 
 
 def _count(value: object) -> int | None:
-    return value if type(value) is int and value > 0 else None
+    return value if type(value) is int and 0 < value <= _MOST else None

@@ -61,7 +61,7 @@ class BoardRecord:
         """Encode as the bytes of `board.json`."""
         return json.dumps(asdict(self), indent=1).encode() + b"\n"
 
-    def require(self, machine: "MachineFacts") -> None:
+    def require(self, machine: "RootFacts") -> None:
         """Raise `InstallError` if the model needs more memory than the machine has."""
         if machine.memory_bytes is not None and self.need_bytes > machine.memory_bytes:
             raise InstallError(
@@ -70,7 +70,7 @@ class BoardRecord:
                 "model, or with --board for this machine."
             )
 
-    def sentences(self, machine: "MachineFacts") -> Iterator[str]:
+    def sentences(self, machine: "RootFacts") -> Iterator[str]:
         """Yield what the bundle says of its board, and how this machine differs from it."""
         yield from self.lines
         if self.board is not None and machine.tree and not self._is_board(machine.tree):
@@ -93,7 +93,7 @@ class BoardRecord:
 
 
 @dataclass(frozen=True)
-class MachineFacts:
+class RootFacts:
     """What is known of the machine to install on; empty or None: unknown.
 
     tree, model: from its device tree. memory_bytes: what its kernel reports. l4t: such as "36.4.3".
@@ -105,7 +105,7 @@ class MachineFacts:
     l4t: str = ""
 
     @classmethod
-    def read(cls, root: Rootfs) -> "MachineFacts":
+    def read(cls, root: Rootfs) -> "RootFacts":
         """Read the facts; a root file system that does not run shows only its L4T."""
         l4t = _l4t(root.release)
         if root.root != Path("/"):

@@ -35,7 +35,7 @@ from pilotfish.deploy import (
     system,
 )
 from pilotfish.deploy.admission import AdmissionPolicy, AdmittedBundle
-from pilotfish.deploy.board_record import MachineFacts
+from pilotfish.deploy.board_record import RootFacts
 from pilotfish.deploy.bytecode import compile_modules
 from pilotfish.deploy.errors import (
     BundleError,
@@ -114,7 +114,7 @@ class Installation:
         _require_fitting(bundle, contents)
         board = board_record.read(bundle, contents)
         if board is not None:
-            board.require(MachineFacts.read(self.root))
+            board.require(RootFacts.read(self.root))
         return admitted
 
     def install(self, bundle: Path, policy: AdmissionPolicy) -> None:
@@ -209,7 +209,7 @@ class Installation:
         """Yield what to expect of the bundle on its board, and how this machine differs from it."""
         board = board_record.read(bundle, contents)
         if board is not None:
-            yield from board.sentences(MachineFacts.read(self.root))
+            yield from board.sentences(RootFacts.read(self.root))
             return
         model = ARTIFACTS[contents.role]
         sentence = board_record.sentence_without_record(bundle, contents, model, self.root)

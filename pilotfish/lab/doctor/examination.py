@@ -13,12 +13,15 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import EngineError, ProviderError
 from pilotfish.engines.tensorrt.library import library_of
 from pilotfish.engines.tensorrt.loading import check_engine_exists
+from pilotfish.lab.doctor.board_facts import board_facts
 from pilotfish.lab.doctor.board_rules import board_findings
-from pilotfish.lab.doctor.facts import MachineFacts, read_facts
+from pilotfish.lab.doctor.facts import MachineFacts
 from pilotfish.lab.doctor.finding import SEVERITIES, Finding, fault, note, warning
+from pilotfish.lab.doctor.gpu_facts import gpu_facts, slowed_by
 from pilotfish.lab.doctor.gpu_rules import gpu_findings
 from pilotfish.lab.doctor.machine import Machine
 from pilotfish.lab.doctor.outlook import Expects, Outlook, Subject, look_ahead
+from pilotfish.lab.doctor.system_facts import system_facts
 from pilotfish.lab.doctor.system_rules import system_findings
 
 VERSION = 1
@@ -54,6 +57,22 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
 
     examination: Examination
     lines: tuple[str, ...]
+
+
+def read_facts(machine: Machine) -> MachineFacts:
+    """Collect a machine's facts from its readings."""
+    board = board_facts(machine)
+    board["throttled"] += slowed_by(machine)
+    gpu = gpu_facts(machine)
+    tegra = board["tegra"] or board["soc"] or board["l4t"]
+    if tegra and "not found" in (gpu["gpu_problem"] or ""):
+        gpu["gpu_problem"] = None  # before JetPack 6 a Jetson has no nvidia-smi
+    cards = gpu["gpus"] and not tegra
+    if cards and board["board_name"] in (None, "cpu"):
+        board["board_name"] = "rtx"
+    known = board | gpu | system_facts(machine) | {"unfinished": tuple(machine.unfinished)}
+    # msgspec leaves out only the same object as a default, and Python 3.10 has many empty tuples
+    return MachineFacts(**{name: value for name, value in known.items() if value != ()})
 
 
 def examine(machine: Machine, subject: Subject, *, known: tuple[Finding, ...] = ()) -> Diagnosis:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from pilotfish.lab.doctor.machine import Machine
-
 
 class Disk(Struct, frozen=True, kw_only=True):
     """A file system that we write to. path: a folder on it; purpose: what we write there.
@@ -188,23 +186,3 @@ class MachineFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
             return True
         says_so = "not found" not in (self.gpu_problem or "not found")
         return self.cards != 0 and (says_so or self.driver is not None)
-
-
-def read_facts(machine: Machine) -> MachineFacts:
-    """Collect a machine's facts from its readings."""
-    from pilotfish.lab.doctor.board_facts import board_facts
-    from pilotfish.lab.doctor.gpu_facts import gpu_facts, slowed_by
-    from pilotfish.lab.doctor.system_facts import system_facts
-
-    board = board_facts(machine)
-    board["throttled"] += slowed_by(machine)
-    gpu = gpu_facts(machine)
-    tegra = board["tegra"] or board["soc"] or board["l4t"]
-    if tegra and "not found" in (gpu["gpu_problem"] or ""):
-        gpu["gpu_problem"] = None  # before JetPack 6 a Jetson has no nvidia-smi
-    cards = gpu["gpus"] and not tegra
-    if cards and board["board_name"] in (None, "cpu"):
-        board["board_name"] = "rtx"
-    known = board | gpu | system_facts(machine) | {"unfinished": tuple(machine.unfinished)}
-    # msgspec leaves out only the same object as a default, and Python 3.10 has many empty tuples
-    return MachineFacts(**{name: value for name, value in known.items() if value != ()})

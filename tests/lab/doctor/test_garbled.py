@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pilotfish.lab.doctor.commands import Output
 from pilotfish.lab.doctor.machine import PROBE, Machine, recorded_machine
-from tests.lab.doctor.test_kinds import RTX
+from tests.lab.doctor.test_cards import RTX
 from tests.lab.doctor.test_shown import SHOWN
 from tests.support.machines import ORIN_NANO, RECORDINGS, examined, plant
 

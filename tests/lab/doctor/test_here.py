@@ -84,17 +84,37 @@ def test_the_model_of_a_configuration_is_examined(pair: Pair, tmp_path: Path) ->
     assert "banana, which there is not" in findings(done)["provider"]["message"]
 
 
-@pytest.mark.parametrize("model", ["Org/Name", "file", "text", "default", None])
-def test_a_model_that_is_exported_later_is_no_fault(tmp_path: Path, model: str | None) -> None:
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", "required: --draft"),
+        ("foo = 1", "'foo' is not a setting"),
+        ("context = -5", "--context: -5 is not"),
+        ("lanes = 123456789012345678901234567890", "is not between"),
+    ],
+)
+def test_what_the_daemon_refuses_in_its_configuration_is_a_fault(
+    tmp_path: Path, lines: str, message: str
+) -> None:
+    config = tmp_path / "device.toml"
+    config.write_text(f'edge = "tcp://127.0.0.1:7077"\n{lines}\n')
+    done = doctor("--json", "--config", config)
+    assert done.returncode == 3
+    assert message in findings(done)["configuration"]["message"]
+    assert "model" not in findings(done)
+
+
+@pytest.mark.parametrize("model", ["Org/Name", "file", "text", "default"])
+def test_a_model_that_is_exported_later_is_no_fault(tmp_path: Path, model: str) -> None:
     config = tmp_path / "device.toml"
     if model == "file":
         model = str(tmp_path / "model.gguf")
         Path(model).write_bytes(b"GGUF")
-    config.write_text("context = -5\n" + (f'draft = "{model}"\n' if model else ""))
+    config.write_text('edge = "tcp://127.0.0.1:7077"\n' + f'draft = "{model}"\n')
     done = doctor("--json", "--config", config, PILOTFISH_CACHE=str(tmp_path / "cache"))
     listed, expects = findings(done), json.loads(done.stdout)["expects"]
     assert all(each["severity"] != "fault" for each in listed.values()), listed
-    if model in ("default", None):
+    if model == "default":
         assert expects["model"].startswith("default ")
         assert expects["context"] == 8192
         return

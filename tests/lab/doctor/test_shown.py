@@ -9,7 +9,8 @@ import pytest
 
 from pilotfish.boards.board import JETPACKS, JetPack
 from pilotfish.lab.doctor.commands import Output
-from pilotfish.lab.doctor.facts import MachineFacts, read_facts
+from pilotfish.lab.doctor.examination import read_facts
+from pilotfish.lab.doctor.facts import MachineFacts
 from pilotfish.lab.doctor.machine import Machine
 from tests.support.machines import plant
 
