@@ -167,7 +167,17 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _jetpack(args: argparse.Namespace) -> str | None:
-    """Return the JetPack of the board: the one that is named, or the only one it can have."""
+    """Return the JetPack of the board: the one that is named, or the only one it can have.
+
+    Raises `UnsupportedError` if the board does not have it, or the arguments name another CPU.
+    """
+    jetpack = _possible_jetpack(args)
+    if jetpack is not None and args.machine not in {None, _JETSON}:
+        raise UnsupportedError(f"JetPack {jetpack} runs on {_JETSON}: leave out --machine.")
+    return jetpack
+
+
+def _possible_jetpack(args: argparse.Namespace) -> str | None:
     jetpack: str | None = args.jetpack
     board: Board | None = args.board
     if board is None:

@@ -29,7 +29,7 @@ from pilotfish.lab.doctor.machine import LIMIT_S, Machine, recorded_machine, thi
 from pilotfish.lab.doctor.outlook import Role, Subject
 
 _CONFIGURATION = Path("/etc/pilotfish")
-_MOST = (1 << 31) - 1  # of a setting that is a number
+_MOST = (1 << 31) - 1  # the largest number in a configuration
 _LONGEST_WAIT_S = 600
 _EDGE = EdgeLimits()  # its defaults
 _LANES: int = next(f.default for f in structs.fields(ServiceConfig) if f.name == "lanes")

@@ -82,6 +82,7 @@ def test_a_board_with_several_jetpacks_needs_one(
         ("--board", "orin-nano", "--jetpack", "5.1"),
         ("--board", "rtx", "--jetpack", "6.2"),
         ("--board", "thor", "--jetpack", "6.2"),
+        ("--board", "orin-nano", "--jetpack", "6.2", "--machine", "x86_64"),
         ("--board", "toaster"),
         ("--board", "cpu", "--cpu"),
         ("--cpu",),
