@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from pilotfish.base.extras import install_command
@@ -10,7 +11,13 @@ from pilotfish.lab.doctor.board_rules import JETPACK
 from pilotfish.lab.doctor.facts import MachineFacts
 from pilotfish.lab.doctor.finding import Finding, fault, note, warning
 
-_NEW_DRIVER = "sudo ubuntu-drivers install && sudo reboot"
+_NEW_DRIVER = "a new driver"  # stands for the command of the system: `_driver_command`
+# Words in the name of a distribution → the command that installs NVIDIA's driver. For a
+# distribution that is known and not here, its own documents have the command.
+_DRIVER_COMMANDS = (
+    (r"Ubuntu|Mint|Pop!_OS|^$", "sudo ubuntu-drivers install && sudo reboot"),
+    ("Debian", "sudo apt install nvidia-driver && sudo reboot"),
+)
 OLDEST_COMPUTE = (7, 5)  # TensorRT 10 and CUDA 13 support no older GPUs
 _CONTAINERS = (
     "sudo apt install nvidia-container-toolkit && sudo nvidia-ctk runtime configure "
@@ -49,7 +56,9 @@ def _driver(facts: MachineFacts) -> Iterator[Finding]:
     ):
         named = facts.gpus[0] if facts.gpus else "an NVIDIA GPU"
         yield fault(
-            "GPU", f"The machine has {named}, but NVIDIA's driver is not installed.", _NEW_DRIVER
+            "GPU",
+            f"The machine has {named}, but NVIDIA's driver is not installed.",
+            _driver_command(facts),
         )
     if facts.mig:
         yield warning(
@@ -69,12 +78,19 @@ def _driver(facts: MachineFacts) -> Iterator[Finding]:
 def _tool_problem(problem: str, facts: MachineFacts) -> Iterator[Finding]:
     for words, meaning, mend in _PROBLEMS:
         if words in problem:
-            if facts.is_tegra and mend == _NEW_DRIVER:
-                mend = "sudo reboot"
-            elif facts.container == "wsl" and mend == _NEW_DRIVER:
-                mend = "wsl.exe --update"
-            yield fault("GPU", f"The GPU cannot be used, because {meaning}: “{problem}”", mend)
+            command = _driver_command(facts) if mend == _NEW_DRIVER else mend
+            yield fault("GPU", f"The GPU cannot be used, because {meaning}: “{problem}”", command)
             return
+
+
+def _driver_command(facts: MachineFacts) -> str | None:
+    """Return the command that installs the driver anew; None: this system's is not known."""
+    if facts.is_tegra:
+        return "sudo reboot"  # the driver is part of L4T
+    if facts.container == "wsl":
+        return "wsl.exe --update"  # the driver is Windows'
+    system = facts.system or ""
+    return next((command for words, command in _DRIVER_COMMANDS if re.search(words, system)), None)
 
 
 def _cuda(facts: MachineFacts) -> Iterator[Finding]:
@@ -87,7 +103,7 @@ def _cuda(facts: MachineFacts) -> Iterator[Finding]:
             "driver",
             f"NVIDIA's driver is too old for {'CUDA ' + wanted if wanted else 'this CUDA'}"
             f"{known if facts.driver_cuda else ''}: install a newer one.",
-            None if facts.is_tegra else _NEW_DRIVER,
+            None if facts.is_tegra else _driver_command(facts),
         )
     elif "NVRM" in problem or "no CUDA-capable device" in problem or "NoDevice" in problem:
         if facts.gpu_problem is None:

@@ -109,7 +109,8 @@ def _system(machine: Machine) -> str | None:
     if match:
         return (match[1] or match[2]).strip()
     parts = re.findall(r"(?:Distributor ID|Release):\s*(\S+)", release)
-    return " ".join(parts) or machine.find(r"Distribution: (.+)", "jetson_release|jtop")
+    stated = r"(?:Distribution|Operating System): (.+)"
+    return " ".join(parts) or machine.find(stated, "jetson_release|jtop|hostnamectl")
 
 
 def _container(machine: Machine) -> str | None:

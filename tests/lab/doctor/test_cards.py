@@ -74,6 +74,24 @@ def test_what_nvidia_smi_says_is_mended(tmp_path: Path, text: str, mend: str) ->
     assert examination.exit_code == 3
 
 
+@pytest.mark.parametrize(
+    ("name", "mend"),
+    [
+        ("Debian GNU/Linux 12 (bookworm)", "sudo apt install nvidia-driver && sudo reboot"),
+        ("Ubuntu 24.04.3 LTS", "sudo ubuntu-drivers install && sudo reboot"),
+        ("Fedora Linux 43 (Workstation Edition)", None),
+    ],
+)
+def test_the_driver_is_installed_by_the_systems_own_command(
+    tmp_path: Path, name: str, mend: str | None
+) -> None:
+    outputs = {
+        "nvidia-smi": Output("NVIDIA-SMI has failed because it couldn't communicate with", 9),
+        "hostnamectl": f"Operating System: {name}\n",
+    }
+    assert mends(examined(machine_of(tmp_path, RTX, outputs)), "GPU") == [mend]
+
+
 def test_a_broken_driver_is_a_fault_where_no_gpu_is_shown(tmp_path: Path) -> None:
     version = {"proc/driver/nvidia/version": RTX["proc/driver/nvidia/version"]}
     text = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580"
