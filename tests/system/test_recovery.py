@@ -56,10 +56,10 @@ def test_cut_connections_change_nothing(artifacts, cuttable, options):
     edge, folder = cuttable
     relay = Relay(edge.endpoint)
     with Device(artifacts / "draft", relay.endpoint, folder, threads=1) as device:
-        wanted = device.generate(PROMPT, max_tokens=100, **options)
+        wanted = device.generate(PROMPT, max_tokens=400, **options)
         # or a fast edge's whole answer would have arrived before the first cut
-        relay.pause_s, relay.read_bytes = 0.01, 1024
-        pieces = device.stream(PROMPT, max_tokens=100, **options)
+        relay.pause_s = 0.01
+        pieces = device.stream(PROMPT, max_tokens=400, **options)
         for _ in range(3):
             next(pieces, None)  # after a cut, a stream brings all that was missed at once
             relay.cut()
