@@ -2,7 +2,7 @@
 
 A board is a name for `--board`. Some boards are made with several memories: the plain name
 (orin-nano) stands for the developer kit's, and each other memory has a name of its own
-(orin-nano-4gb). What nobody has published is None, and is shown as "unknown".
+(orin-nano-4gb). An unpublished figure is None, and is shown as "unknown".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Warn at the start of a program whose model does not suit this machine.
 
 Before a model is loaded: its weights and one full context exceed the machine's memory. After it is
-loaded: it runs on the CPU although there is a GPU, and nobody chose the CPU. Each warning is a line
+loaded: it runs on the CPU although there is a GPU, without `--provider cpu`. Each warning is a line
 in the log; a service shows the same sentence in its status.
 """
 

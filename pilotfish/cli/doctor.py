@@ -39,8 +39,8 @@ wrong, with the command that mends it. It looks at the board, JetPack, L4T, CUDA
 Runtime, the GPU and its driver, power mode, clocks and heat, memory, swap and disks, systemd and
 our units, the clock, the locale, limits, and Python.
 
-It takes at most about three seconds, changes nothing, sends nothing, and needs no root. A tool that
-hangs is a finding. What nobody can read without root is listed.
+It takes at most about three seconds, changes nothing, sends nothing, and needs no root. It
+reports tools that hang, and lists the facts that only root may read.
 """
 _EPILOG = """\
 examples:
@@ -48,7 +48,7 @@ examples:
   pilotfish doctor --role edge                as an edge
   pilotfish doctor --config device.toml       the model that a configuration file names
   pilotfish doctor --json | jq '.findings[] | select(.severity != "note")'
-  pilotfish doctor --recorded machine.toml    a machine that somebody showed (docs/doctor.md)
+  pilotfish doctor --recorded machine.toml    the recording of another machine (docs/doctor.md)
 
 exit codes: 0 nothing is wrong (there may be notes); 1 warnings; 3 a fault: something will not run;
 2 wrong usage; 78 a file of --config or --recorded that cannot be read.

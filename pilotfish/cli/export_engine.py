@@ -22,8 +22,8 @@ from pilotfish.engines.cudart import Cuda, Gpu
 from pilotfish.engines.engine_errors import EngineFolderError, FormError
 from pilotfish.engines.tensorrt.build import EngineRequest, Progress, build_file
 from pilotfish.engines.tensorrt.cache import EngineCache
+from pilotfish.engines.tensorrt.edition import RTX, STANDARD, Edition
 from pilotfish.engines.tensorrt.engine_file import shipped_path
-from pilotfish.engines.tensorrt.library import RTX, STANDARD, Library
 from pilotfish.engines.tensorrt.loading import ensure_engine
 from pilotfish.engines.tensorrt.targets import USUAL, check_targets
 
@@ -161,20 +161,20 @@ def _run(args: argparse.Namespace) -> int:
     if not paths:
         args.usage("name an artifact, or a file by --config that names one")
     artifacts = [Artifact.open(path, stage=True) for path in paths]
-    library = RTX if provider == RTX.provider else STANDARD
-    if settings.compute and not library.any_gpu:
+    edition = RTX if provider == RTX.provider else STANDARD
+    if settings.compute and not edition.any_gpu:
         args.usage(
             "--compute is of --provider tensorrt-rtx; tensorrt builds for this machine's GPU"
         )
-    gpu = _target(library, settings.compute)
+    gpu = _target(edition, settings.compute)
     # a service may not write into its artifacts
-    travels = library.any_gpu and not settings.config
+    travels = edition.any_gpu and not settings.config
     into = settings.into or ("artifact" if travels else "cache")
     report = []
     for artifact in artifacts:
-        requests = [EngineRequest.for_gpu(gpu, artifact, slots, context, library)]
+        requests = [EngineRequest.for_gpu(gpu, artifact, slots, context, edition)]
         if artifact.manifest.stage is not None and artifact.manifest.stage.first:
-            requests.append(EngineRequest.for_head(gpu, artifact, library))
+            requests.append(EngineRequest.for_head(gpu, artifact, edition))
         for request in requests:
             try:
                 with ProgressDisplay() as display:
@@ -211,10 +211,10 @@ def _why_no_engine(served: argparse.Namespace) -> str | None:
     return None
 
 
-def _target(library: Library, compute: Sequence[str]) -> Gpu:
+def _target(edition: Edition, compute: Sequence[str]) -> Gpu:
     """Return the GPU to build for: this machine's, or all GPUs of some compute capabilities."""
-    trt = library.load()
-    if not library.any_gpu:
+    trt = edition.load()
+    if not edition.any_gpu:
         return Cuda().describe()
     return Gpu("", check_targets(trt, compute) if compute else USUAL)
 
@@ -225,7 +225,7 @@ def _build(request: EngineRequest, into: str, progress: Progress) -> tuple[Path,
         path = shipped_path(request.artifact, request.key)
         _check_writable(path.parent)
         return path, build_file(request, path, progress)
-    if request.library.any_gpu:
+    if request.edition.any_gpu:
         path = EngineCache().path(request.key)
         return path, build_file(request, path, progress)
     engine, built = ensure_engine(request, progress)

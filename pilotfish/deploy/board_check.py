@@ -16,8 +16,8 @@ from pilotfish.boards.misfit import MisfitError, misfits
 from pilotfish.deploy.board_record import BoardRecord
 from pilotfish.deploy.wheels import Wheel
 from pilotfish.engines.artifact import Artifact
+from pilotfish.engines.tensorrt.edition import RTX
 from pilotfish.engines.tensorrt.engine_file import shipped_engines
-from pilotfish.engines.tensorrt.library import RTX
 
 _GPU_RUNTIME = "onnxruntime-gpu"  # a vendor's wheel, with the provider cuda
 
@@ -83,7 +83,7 @@ def _lines(
 
 
 def _require_engine(board: Board, artifact: Artifact) -> None:
-    """Raise `MisfitError` if only an engine uses the GPU, and there is none to put in a bundle."""
+    """Raise `MisfitError` if the board's GPU needs an engine, and the artifact has no engine."""
     if gpu_providers(board)[:1] == (RTX.provider,) and not shipped_engines(artifact, RTX.provider):
         raise MisfitError(
             f"{artifact.path}: {artifact.manifest.model} would leave the GPU of {board.title} "

@@ -182,7 +182,7 @@ def _tree_text(root: Path, name: str) -> str:
 
 
 def _l4t(release: str | None) -> str:
-    """Return the version in "R36 (release), REVISION: 4.3, …" as "36.4.3"; "" if there is none."""
+    """Return the version in "R36 (release), REVISION: 4.3, …" as "36.4.3", or ""."""
     major, _, rest = (release or "").partition(" (release), REVISION: ")
     return f"{major.lstrip('R')}.{rest.partition(',')[0]}" if rest else ""
 

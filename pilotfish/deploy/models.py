@@ -4,7 +4,7 @@ In:  an artifact's folder; `pilotfish export engine` may have put engines into i
 Out: a copy of the artifact and its engines, the extra that installs what runs them, and the edge's
      settings for them.
 Guarantees: an engine is copied only if the installed program can load it on a fitting GPU: it is
-     whole, it was built from this artifact, and its library has the version of the wheels beside
+     whole, it was built from this artifact, and its edition has the version of the wheels beside
      it.
 
 Only TensorRT for RTX comes in wheels. The standard TensorRT is part of a board's system, so an
@@ -21,6 +21,7 @@ from pilotfish.deploy.errors import BundleError
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import EngineFileError
 from pilotfish.engines.manifest import LLAMACPP, OPSET24
+from pilotfish.engines.tensorrt.edition import RTX
 from pilotfish.engines.tensorrt.engine_file import (
     FOLDER,
     SUFFIX,
@@ -28,7 +29,6 @@ from pilotfish.engines.tensorrt.engine_file import (
     build_command,
     check_engine,
 )
-from pilotfish.engines.tensorrt.library import RTX
 
 # the last ONNX Runtime for Python 3.10 is 1.23, which cannot load opset 24
 _OLD_RUNTIME_PYTHON = "3.10"

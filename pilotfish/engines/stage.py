@@ -27,7 +27,7 @@ from pilotfish.engines.passes import Pass, Run, fill_positions, fill_rows, fill_
 from pilotfish.engines.runtime import CPU, CUDA, open_session
 from pilotfish.engines.slots import Slots
 from pilotfish.engines.stage_range import StageRange
-from pilotfish.engines.tensorrt.library import RTX, STANDARD, Library
+from pilotfish.engines.tensorrt.edition import RTX, STANDARD, Edition
 
 __all__ = ["Head", "Pass", "Stage"]
 
@@ -36,7 +36,7 @@ log = logging.getLogger("pilotfish.engines")
 States = NDArray[np.float32]
 
 # The providers that run stages, best first: TensorRT's libraries, or ONNX Runtime's names.
-PROVIDERS: Mapping[str, str | Library] = {
+PROVIDERS: Mapping[str, str | Edition] = {
     "tensorrt": STANDARD,
     "tensorrt-rtx": RTX,
     "cuda": CUDA,

@@ -36,7 +36,7 @@ from pilotfish.engines.engine_errors import ArtifactError
 from pilotfish.engines.gpus import gpu_nodes
 from pilotfish.engines.manifest import MANIFEST_NAME, STORED, Precision
 from pilotfish.engines.runtime import OPSET24_SINCE, runtime_version
-from pilotfish.engines.tensorrt.library import LIBRARIES
+from pilotfish.engines.tensorrt.edition import EDITIONS
 from pilotfish.export.cache_contents import remove_unused
 from pilotfish.export.cached_models import (
     EXPORTER,
@@ -182,7 +182,7 @@ def _runs_on_gpu(provider: str) -> bool:
         return True
     with suppress(metadata.PackageNotFoundError):
         return bool(metadata.version("onnxruntime-gpu"))
-    return any(library.is_installed for library in LIBRARIES)
+    return any(edition.is_installed for edition in EDITIONS)
 
 
 def _is_weights(path: Path) -> bool:

@@ -17,7 +17,7 @@ import pytest
 from pilotfish.cli import main
 from pilotfish.deploy import deb, wheelhouse
 from pilotfish.engines.artifact import Artifact
-from pilotfish.engines.tensorrt.library import RTX
+from pilotfish.engines.tensorrt.edition import RTX
 from tests.deploy.conftest import only
 from tests.deploy.test_engines_shipped import VERSION, add_engine, silent, unpack
 from tests.support.bundles import (

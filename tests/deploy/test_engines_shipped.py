@@ -28,8 +28,8 @@ from pilotfish.deploy.wheels import Wheel
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cudart import Gpu
 from pilotfish.engines.tensorrt.build import EngineRequest
+from pilotfish.engines.tensorrt.edition import RTX
 from pilotfish.engines.tensorrt.engine_file import shipped_path, write_engine
-from pilotfish.engines.tensorrt.library import RTX
 from pilotfish.engines.tensorrt.targets import USUAL
 from tests.support.bundles import (
     release,
@@ -66,7 +66,7 @@ def add_engine(
     digest: str | None = None,
 ) -> Path:
     """Put an engine of TensorRT for RTX into the artifact's folder."""
-    request = EngineRequest(tensorrt, Gpu("", USUAL), artifact, slots, context, library=RTX)
+    request = EngineRequest(tensorrt, Gpu("", USUAL), artifact, slots, context, edition=RTX)
     key = msgspec.structs.replace(request.key, artifact=digest or request.key.artifact)
     path = shipped_path(artifact, key)
     write_engine(path, key, PLAN)
@@ -273,17 +273,17 @@ def test_wheels_on_aarch64_may_need_a_newer_glibc_with_the_runtime() -> None:
 
 def test_a_large_wheel_is_never_in_memory(tmp_path: Path) -> None:
     size = 64 << 20
-    wheel = Wheel.from_path(write_wheel(tmp_path, "large", {"large/library.so": bytes(size)}))
+    wheel = Wheel.from_path(write_wheel(tmp_path, "large", {"large/edition.so": bytes(size)}))
     tracemalloc.start()
     try:
         wheel.verify()
         wheel.unpack(tmp_path / "home", "/usr/bin/python3")
         wheel.unpack(tmp_path / "home", "/usr/bin/python3")  # compared with what is there
-        deb._md5(tmp_path / "home/site/large/library.so")
+        deb._md5(tmp_path / "home/site/large/edition.so")
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
-    assert (tmp_path / "home/site/large/library.so").stat().st_size == size
+    assert (tmp_path / "home/site/large/edition.so").stat().st_size == size
 
 
 # The package

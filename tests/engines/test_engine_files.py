@@ -16,6 +16,7 @@ from pilotfish.engines.cudart import Gpu
 from pilotfish.engines.engine_errors import EngineFileError
 from pilotfish.engines.tensorrt.build import EngineRequest
 from pilotfish.engines.tensorrt.cache import EngineCache
+from pilotfish.engines.tensorrt.edition import RTX, STANDARD
 from pilotfish.engines.tensorrt.engine_file import (
     HEADER_LIMIT,
     EngineKey,
@@ -26,7 +27,6 @@ from pilotfish.engines.tensorrt.engine_file import (
     shipped_path,
     write_engine,
 )
-from pilotfish.engines.tensorrt.library import RTX, STANDARD
 from pilotfish.engines.tensorrt.targets import USUAL
 from tests.support.tiny import tiny_artifact
 
@@ -47,7 +47,7 @@ def engine(artifact: Artifact, tmp_path: Path) -> Path:
 
 
 def key_of(artifact: Artifact, compute: str = USUAL, **changes: Any) -> EngineKey:
-    request = EngineRequest(VERSION, Gpu("", compute), artifact, 2, 64, library=RTX)
+    request = EngineRequest(VERSION, Gpu("", compute), artifact, 2, 64, edition=RTX)
     return msgspec.structs.replace(request.key, **changes)
 
 

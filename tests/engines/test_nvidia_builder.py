@@ -14,7 +14,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from pilotfish.engines.engine_errors import BuildError
-from pilotfish.engines.tensorrt.library import RTX
+from pilotfish.engines.tensorrt.edition import RTX
 from pilotfish.export.export_errors import ExportError
 from pilotfish.export.split import split_artifact
 from tests.support.nvidia_builder import needs_builder, plan_of

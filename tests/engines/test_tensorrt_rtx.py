@@ -23,6 +23,7 @@ from pilotfish.engines.engine_errors import BuildError, ProviderError
 from pilotfish.engines.onnx_decoder import Decoder
 from pilotfish.engines.stage import Head, Stage
 from pilotfish.engines.tensorrt.cache import EngineCache
+from pilotfish.engines.tensorrt.edition import RTX
 from pilotfish.engines.tensorrt.engine_file import (
     check_engine,
     read_header,
@@ -31,7 +32,6 @@ from pilotfish.engines.tensorrt.engine_file import (
 )
 from pilotfish.engines.tensorrt.execution import Kernels
 from pilotfish.engines.tensorrt.gates import GATES
-from pilotfish.engines.tensorrt.library import RTX
 from pilotfish.engines.tensorrt.targets import check_targets, known_targets
 from pilotfish.export.catalog import list_artifacts
 from pilotfish.export.split import split_artifact
@@ -360,7 +360,7 @@ def test_kernels_that_fit_no_longer_may_lie_where_nothing_can_be_deleted() -> No
     assert Path("/proc/version").is_file()
 
 
-# Names and signatures of the real library
+# Names and signatures of the real edition
 
 
 @needs_builder

@@ -12,7 +12,7 @@ import pytest
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cudart import Gpu
 from pilotfish.engines.tensorrt.build import EngineRequest, build
-from pilotfish.engines.tensorrt.library import RTX
+from pilotfish.engines.tensorrt.edition import RTX
 from pilotfish.engines.tensorrt.targets import USUAL
 
 MODULE = "tensorrt_rtx_bindings"

@@ -1,7 +1,7 @@
 """TensorRT without ONNX Runtime: an engine, an execution context per profile, one stream.
 
 The inputs of a run share one pinned block, which is copied to fixed addresses on the GPU. Keys and
-values never leave the GPU. The standard TensorRT and TensorRT for RTX differ by their library
+values never leave the GPU. The standard TensorRT and TensorRT for RTX differ by their edition
 alone. This has not run on a GPU yet: see docs/engines.md.
 """
 
@@ -26,9 +26,9 @@ from pilotfish.engines.device_cache import DeviceCache
 from pilotfish.engines.engine_errors import ProviderError
 from pilotfish.engines.forks import keep_in_forks
 from pilotfish.engines.tensorrt.build import EngineRequest
+from pilotfish.engines.tensorrt.edition import RTX, STANDARD, Edition
 from pilotfish.engines.tensorrt.execution import Shape
 from pilotfish.engines.tensorrt.gates import has
-from pilotfish.engines.tensorrt.library import RTX, STANDARD, Library
 from pilotfish.engines.tensorrt.loading import check_engine_exists, engine_for, open_gpu
 
 ALIGNMENT = 256  # alignment (bytes) of tensors, equal to cudaMalloc's
@@ -38,20 +38,20 @@ MASK = "attention_mask"
 class TensorRTBackend(Backend):
     """The backend for TensorRT engines of the standard dialects."""
 
-    library: ClassVar[Library] = STANDARD
+    edition: ClassVar[Edition] = STANDARD
 
     def __init__(self, load: Load) -> None:
         artifact, manifest = load.artifact, load.artifact.manifest
         refuse_states(manifest)
         keep_in_forks(self)
         if not load.build:
-            check_engine_exists(self.library, artifact)
+            check_engine_exists(self.edition, artifact)
         # called first, since it raises if TensorRT is missing, which is the most common fault
-        trt = self.library.load()
+        trt = self.edition.load()
         context = 1 if load.flexible else load.context
-        self._cuda = open_gpu(self.library, artifact, load.slots, context, whole=load.build)
+        self._cuda = open_gpu(self.edition, artifact, load.slots, context, whole=load.build)
         request = EngineRequest.for_this_machine(
-            self._cuda, artifact, load.slots, load.context, self.library
+            self._cuda, artifact, load.slots, load.context, self.edition
         )
         loaded = engine_for(request, flexible=load.flexible, may_build=load.build)
         self._loaded = loaded
@@ -167,7 +167,7 @@ class TensorRTBackend(Backend):
 class TensorRTForRtxBackend(TensorRTBackend):
     """The backend for engines of TensorRT for RTX."""
 
-    library: ClassVar[Library] = RTX
+    edition: ClassVar[Edition] = RTX
 
 
 class TensorRTBinding(Binding):

@@ -19,10 +19,10 @@ from pilotfish.engines.cudart import Cuda, Gpu
 from pilotfish.engines.engine_errors import BuildError
 from pilotfish.engines.manifest import OPSET24
 from pilotfish.engines.tensorrt.cache import EngineCache, read_cached
+from pilotfish.engines.tensorrt.edition import STANDARD, Edition
 from pilotfish.engines.tensorrt.engine_file import EngineKey, engine_name, write_engine
 from pilotfish.engines.tensorrt.fixing import fix_size
 from pilotfish.engines.tensorrt.gates import check_form, has, has_opset24, network_flags
-from pilotfish.engines.tensorrt.library import STANDARD, Library
 from pilotfish.engines.tensorrt.profiles import CHUNK, Profiles
 from pilotfish.engines.tensorrt.targets import set_targets
 
@@ -37,7 +37,7 @@ class EngineRequest:
 
     Attributes:
         tensorrt: TensorRT's version.
-        gpu: GPU for which the engine is wanted. A library whose engines run on any GPU takes only
+        gpu: GPU for which the engine is wanted. An edition whose engines run on any GPU takes only
             its compute capabilities, which may be several: "8.6,8.9".
         head: whether the engine computes the head, whose graph is in the first stage's folder.
     """
@@ -48,7 +48,7 @@ class EngineRequest:
     slots: int
     context: int
     head: bool = False
-    library: Library = STANDARD
+    edition: Edition = STANDARD
 
     @classmethod
     def for_gpu(
@@ -57,16 +57,16 @@ class EngineRequest:
         artifact: Artifact,
         slots: int,
         context: int | None,
-        library: Library = STANDARD,
+        edition: Edition = STANDARD,
     ) -> EngineRequest:
         """Make a request for a GPU; the default context is the model's.
 
         Raises:
-            ProviderError: if the library is not installed.
+            ProviderError: if the edition is not installed.
         """
         longest = artifact.manifest.dimensions.context
         context = min(context or longest, longest)
-        return cls(library.version(), gpu, artifact, slots, context, library=library)
+        return cls(edition.version(), gpu, artifact, slots, context, edition=edition)
 
     @classmethod
     def for_this_machine(
@@ -75,19 +75,19 @@ class EngineRequest:
         artifact: Artifact,
         slots: int,
         context: int | None,
-        library: Library = STANDARD,
+        edition: Edition = STANDARD,
     ) -> EngineRequest:
         """Make a request for this machine's GPU; see `for_gpu`."""
-        return cls.for_gpu(cuda.describe(), artifact, slots, context, library)
+        return cls.for_gpu(cuda.describe(), artifact, slots, context, edition)
 
     @classmethod
-    def for_head(cls, gpu: Gpu, artifact: Artifact, library: Library = STANDARD) -> EngineRequest:
+    def for_head(cls, gpu: Gpu, artifact: Artifact, edition: Edition = STANDARD) -> EngineRequest:
         """Make a request for the engine of a first stage's head, for any number of slots.
 
         Raises:
-            ProviderError: if the library is not installed.
+            ProviderError: if the edition is not installed.
         """
-        return cls(library.version(), gpu, artifact, 1, CHUNK, head=True, library=library)
+        return cls(edition.version(), gpu, artifact, 1, CHUNK, head=True, edition=edition)
 
     @property
     def graph_path(self) -> Path:
@@ -108,9 +108,9 @@ class EngineRequest:
         """The key of the engine."""
         manifest = self.artifact.manifest
         return EngineKey(
-            provider=self.library.provider,
+            provider=self.edition.provider,
             tensorrt=self.tensorrt,
-            gpu="" if self.library.any_gpu else self.gpu.name,
+            gpu="" if self.edition.any_gpu else self.gpu.name,
             compute=self.gpu.compute,
             artifact=engine_name(self.artifact, head=self.head),
             dialect=manifest.dialect,
@@ -151,11 +151,11 @@ def build(
     """Build the engine; return its plan and its kernel timings.
 
     Args:
-        earlier_timings: kernel timings of an earlier build; a library without timings returns b"".
+        earlier_timings: kernel timings of an earlier build; an edition without timings returns b"".
         stop: set to abort the build, if this TensorRT version can.
     """
-    library, profiles = request.library, request.profiles
-    trt, messages = library.load(), library.logger()
+    edition, profiles = request.edition, request.profiles
+    trt, messages = edition.load(), edition.logger()
     builder = trt.Builder(messages)
     network = builder.create_network(network_flags(trt))
     # the parser owns the weights, so it must exist until the build ends
@@ -211,7 +211,7 @@ def _use_timings(config: Any, earlier: bytes) -> Any:
 
 def _parse(request: EngineRequest, parser: Any, profiles: Profiles) -> None:
     """Read the graph into the network, with a fixed capacity if required."""
-    name = f"{request.library.title} {request.tensorrt}"
+    name = f"{request.edition.title} {request.tensorrt}"
     check_form(request.artifact.manifest, opset24=has_opset24(parser), name=name)
     with reading_file(lambda problem: BuildError(f"TensorRT cannot open this path: {problem}")):
         path = utf8_path(request.graph_path)

@@ -21,7 +21,7 @@ from pilotfish.engines.cache import replace_file
 from pilotfish.engines.cudart import Gpu
 from pilotfish.engines.engine_errors import EngineFileError
 from pilotfish.engines.manifest import Sha256, Size
-from pilotfish.engines.tensorrt.library import LIBRARIES, RTX, Library
+from pilotfish.engines.tensorrt.edition import EDITIONS, RTX, Edition
 from pilotfish.engines.tensorrt.profiles import Profiles
 from pilotfish.engines.tensorrt.targets import INSTEAD, USUAL
 
@@ -39,7 +39,7 @@ Word = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z._+-]{1,64}\Z")]
 class EngineKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The facts that an engine depends on; if any field differs, another engine is needed.
 
-    `provider` names the library, `tensorrt` is its version. `gpu` is the name of the GPU; "" of an
+    `provider` names the edition, `tensorrt` is its version. `gpu` is the name of the GPU; "" of an
     engine for every GPU of its compute capabilities. `compute` lists these, as in
     "8.0,8.6,8.9,12.0+". `artifact` is the artifact's digest, and ends with "-head" for the engine
     of a head. `profiles` is the digest of all shapes; `slots` and `context` are the numbers for
@@ -116,7 +116,7 @@ def shipped_engines(artifact: Artifact, provider: str, *, head: bool = False) ->
     return [
         path
         for path in engine_files(artifact)
-        if _library_by_name(path).provider == provider and _artifact_of(path) != other
+        if _edition_by_name(path).provider == provider and _artifact_of(path) != other
     ]
 
 
@@ -208,11 +208,11 @@ def check_engine(
     Raises:
         EngineFileError: if it cannot; the message is one sentence with the command that mends it.
     """
-    library = _library_by_name(path)
+    edition = _edition_by_name(path)
     wanted, compute = _sizes(slots, context), USUAL
 
     def unfit(problem: str, mend: str = "build it again") -> EngineFileError:
-        command = build_command(library, artifact.path, slots, context, compute)
+        command = build_command(edition, artifact.path, slots, context, compute)
         return EngineFileError(f"{problem}: {mend}: {command}")
 
     try:
@@ -225,8 +225,8 @@ def check_engine(
         raise unfit(str(error), "update Pilotfish, or build it again") from None
     except EngineFileError as error:
         raise unfit(str(error), "copy the file again, or build it again") from None
-    if key.provider != library.provider:
-        raise unfit(f"{path} is named as an engine of {library.provider}, but is not")
+    if key.provider != edition.provider:
+        raise unfit(f"{path} is named as an engine of {edition.provider}, but is not")
     names = [engine_name(artifact, head=each) for each in (False, True) if head in {None, each}]
     if key.artifact not in names:
         raise unfit(
@@ -235,7 +235,7 @@ def check_engine(
         )
     if tensorrt is not None and key.tensorrt != tensorrt:
         raise unfit(
-            f"{path} was built by {library.title} {key.tensorrt}, which is not the installed "
+            f"{path} was built by {edition.title} {key.tensorrt}, which is not the installed "
             f"version {tensorrt}",
             "build it again with the installed version",
         )
@@ -246,7 +246,7 @@ def check_engine(
             f"{path} was built for GPUs of {target}, and this machine's GPU, {gpu.name}, has "
             f"{compute}"
         )
-        if library.any_gpu and compute in INSTEAD:
+        if edition.any_gpu and compute in INSTEAD:
             raise EngineFileError(f"{problem}: {INSTEAD[compute]}")
         raise unfit(problem)
     if key.slots < slots or key.context < context:
@@ -261,22 +261,22 @@ def check_engine(
     return header
 
 
-def build_command(library: Library, folder: Path, slots: int, context: int, compute: str) -> str:
+def build_command(edition: Edition, folder: Path, slots: int, context: int, compute: str) -> str:
     """Return the command that builds such an engine of the artifact in a folder.
 
     The smallest and usual values are left out.
     """
     return (
-        library.command(folder)
+        edition.command(folder)
         + f" --slots {slots}" * (slots > 1)
         + f" --context {context}" * (context > 1)
-        + f" --compute {compute}" * (library.any_gpu and compute != USUAL)
+        + f" --compute {compute}" * (edition.any_gpu and compute != USUAL)
     )
 
 
-def _library_by_name(path: Path) -> Library:
-    """Return the library that a file's name begins with; names are `EngineKey.name`."""
-    fitting = [each for each in LIBRARIES if path.name.startswith(f"{each.provider}-")]
+def _edition_by_name(path: Path) -> Edition:
+    """Return the edition that a file's name begins with; names are `EngineKey.name`."""
+    fitting = [each for each in EDITIONS if path.name.startswith(f"{each.provider}-")]
     return max(fitting, key=lambda each: len(each.provider), default=RTX)
 
 

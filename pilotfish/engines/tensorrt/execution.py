@@ -17,8 +17,8 @@ import numpy as np
 
 from pilotfish.engines.cache import replace_file
 from pilotfish.engines.engine_errors import ProviderError
+from pilotfish.engines.tensorrt.edition import Edition
 from pilotfish.engines.tensorrt.gates import array_dtype, has
-from pilotfish.engines.tensorrt.library import Library
 
 log = logging.getLogger("pilotfish.engines")
 
@@ -35,19 +35,19 @@ class EngineOnGpu:
         engine: TensorRT's engine.
     """
 
-    def __init__(self, library: Library, runtime: Any, engine: Any, kernels: Path | None) -> None:
+    def __init__(self, edition: Edition, runtime: Any, engine: Any, kernels: Path | None) -> None:
         self.engine = engine
-        self.library = library
+        self.edition = edition
         self._runtime = runtime  # must live as long as the engine
-        keeps = kernels is not None and has(library.load(), "runtime cache")
+        keeps = kernels is not None and has(edition.load(), "runtime cache")
         self._kernels = Kernels(engine, kernels) if kernels is not None and keeps else None
 
     @classmethod
-    def deserialize(cls, library: Library, plan: bytes, kernels: Path | None) -> EngineOnGpu | None:
-        """Deserialise a plan; None if TensorRT refuses it (see `Library.last_error`)."""
-        runtime = library.load().Runtime(library.logger())
+    def deserialize(cls, edition: Edition, plan: bytes, kernels: Path | None) -> EngineOnGpu | None:
+        """Deserialise a plan; None if TensorRT refuses it (see `Edition.last_error`)."""
+        runtime = edition.load().Runtime(edition.logger())
         engine = runtime.deserialize_cuda_engine(plan)
-        return None if engine is None else cls(library, runtime, engine, kernels)
+        return None if engine is None else cls(edition, runtime, engine, kernels)
 
     def execution(self, profile: int, stream: int) -> Execution:
         """Open an execution context; see `Execution`."""
@@ -59,7 +59,7 @@ class EngineOnGpu:
         Raises:
             ProviderError: if one of them is a shape tensor, which is in host memory.
         """
-        trt, engine = self.library.load(), self.engine
+        trt, engine = self.edition.load(), self.engine
         dtypes = {}
         for index in range(engine.num_io_tensors):
             name = engine.get_tensor_name(index)

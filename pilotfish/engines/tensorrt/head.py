@@ -9,7 +9,7 @@ from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.cudart import Memory
 from pilotfish.engines.forks import keep_in_forks
 from pilotfish.engines.tensorrt.build import EngineRequest
-from pilotfish.engines.tensorrt.library import Library
+from pilotfish.engines.tensorrt.edition import Edition
 from pilotfish.engines.tensorrt.loading import check_engine_exists, engine_for, open_gpu
 
 Floats = NDArray[np.float32]
@@ -26,13 +26,13 @@ class TensorRTHead:
         ProviderError: if TensorRT is missing, or there is no engine and `build` is false.
     """
 
-    def __init__(self, artifact: Artifact, library: Library, *, build: bool) -> None:
+    def __init__(self, artifact: Artifact, edition: Edition, *, build: bool) -> None:
         keep_in_forks(self)
         if not build:
-            check_engine_exists(library, artifact, head=True)
-        library.load()
-        self._cuda = open_gpu(library, artifact, 1, 1, head=True, whole=build)
-        request = EngineRequest.for_head(self._cuda.describe(), artifact, library)
+            check_engine_exists(edition, artifact, head=True)
+        edition.load()
+        self._cuda = open_gpu(edition, artifact, 1, 1, head=True, whole=build)
+        request = EngineRequest.for_head(self._cuda.describe(), artifact, edition)
         self._loaded = engine_for(request, flexible=False, may_build=build)
         engine = self._loaded.on_gpu.engine
         self._widest = request.profiles.widest

@@ -17,6 +17,7 @@ from pilotfish.engines.engine_errors import (
 from pilotfish.engines.gpus import gpu_nodes
 from pilotfish.engines.tensorrt.build import EngineRequest, Progress, build_file
 from pilotfish.engines.tensorrt.cache import EngineCache
+from pilotfish.engines.tensorrt.edition import Edition
 from pilotfish.engines.tensorrt.engine_file import (
     EngineKey,
     build_command,
@@ -27,7 +28,6 @@ from pilotfish.engines.tensorrt.engine_file import (
     shipped_engines,
 )
 from pilotfish.engines.tensorrt.execution import EngineOnGpu
-from pilotfish.engines.tensorrt.library import Library
 from pilotfish.engines.tensorrt.targets import USUAL
 
 log = logging.getLogger("pilotfish.engines")
@@ -43,7 +43,7 @@ class LoadedEngine:
 
 
 def open_gpu(
-    library: Library,
+    edition: Edition,
     artifact: Artifact,
     slots: int,
     context: int,
@@ -62,7 +62,7 @@ def open_gpu(
     try:
         return Cuda()
     except CudaError as error:
-        fitting, faults = _shipped(library, artifact, None, slots, context, head=head, whole=whole)
+        fitting, faults = _shipped(edition, artifact, None, slots, context, head=head, whole=whole)
         if faults and not fitting:
             raise faults[0] from None
         if not gpu_nodes():
@@ -70,16 +70,16 @@ def open_gpu(
         raise
 
 
-def check_engine_exists(library: Library, artifact: Artifact, *, head: bool = False) -> None:
+def check_engine_exists(edition: Edition, artifact: Artifact, *, head: bool = False) -> None:
     """Raise ProviderError if there is no engine of the artifact, or of its head.
 
     This needs no GPU.
     """
-    cached = EngineCache().paths(engine_name(artifact, head=head), library.provider)
-    if not cached and not shipped_engines(artifact, library.provider, head=head):
+    cached = EngineCache().paths(engine_name(artifact, head=head), edition.provider)
+    if not cached and not shipped_engines(artifact, edition.provider, head=head):
         raise ProviderError(
             f"no engine of this artifact was built on this machine: run "
-            f"{library.command(artifact.path)}"
+            f"{edition.command(artifact.path)}"
         )
 
 
@@ -93,10 +93,10 @@ def engine_for(request: EngineRequest, *, flexible: bool, may_build: bool) -> Lo
         EngineFileError: if none fits, and the artifact's folder has engines that do not.
         ProviderError: if there is none, and `may_build` is false.
     """
-    library, artifact = request.library, request.artifact
+    edition, artifact = request.edition, request.artifact
     context = 1 if flexible else request.context
     shipped, faults = _shipped(
-        library, artifact, request.gpu, request.slots, context, head=request.head
+        edition, artifact, request.gpu, request.slots, context, head=request.head
     )
     for path, key in _in_order(shipped, flexible=flexible):
         try:
@@ -109,7 +109,7 @@ def engine_for(request: EngineRequest, *, flexible: bool, may_build: bool) -> Lo
     if faults:
         raise faults[0]
     if not may_build:
-        command = build_command(library, artifact.path, request.slots, context, USUAL)
+        command = build_command(edition, artifact.path, request.slots, context, USUAL)
         raise ProviderError(
             f"no engine for {request.slots} slots of {request.context} tokens was built on this "
             f"machine: run {command}"
@@ -127,7 +127,7 @@ def find_engine(request: EngineRequest, *, flexible: bool) -> LoadedEngine | Non
     """
     fitting = []
     name = engine_name(request.artifact, head=request.head)
-    for path in EngineCache().paths(name, request.library.provider):
+    for path in EngineCache().paths(name, request.edition.provider):
         try:
             key = check_engine(
                 path,
@@ -167,13 +167,13 @@ def ensure_engine(
     if not engine:
         raise BuildError(
             "TensorRT built an engine, but cannot load it again: "
-            + (request.library.last_error() or "check that the GPU works")
+            + (request.edition.last_error() or "check that the GPU works")
         )
     return engine, built
 
 
 def _shipped(
-    library: Library,
+    edition: Edition,
     artifact: Artifact,
     gpu: Gpu | None,
     slots: int,
@@ -184,8 +184,8 @@ def _shipped(
 ) -> tuple[list[tuple[Path, EngineKey]], list[EngineFileError]]:
     """Check the engines in the artifact's folder; return those that fit, and the others' faults."""
     fitting, faults = [], []
-    version = library.version()
-    for path in shipped_engines(artifact, library.provider, head=head):
+    version = edition.version()
+    for path in shipped_engines(artifact, edition.provider, head=head):
         try:
             header = check_engine(
                 path,
@@ -219,20 +219,20 @@ def _load_shipped(request: EngineRequest, path: Path, key: EngineKey) -> LoadedE
     Raises:
         EngineFileError: if the file is damaged, or TensorRT refuses it.
     """
-    library = request.library
+    edition = request.edition
     try:
         plan = read_plan(path, read_header(path))
     except EngineFileError:
         check_engine(path, request.artifact)  # its sentence names the command that mends it
         raise
-    engine = EngineOnGpu.deserialize(library, plan, _kernels(request, key))
+    engine = EngineOnGpu.deserialize(edition, plan, _kernels(request, key))
     if engine is None:
-        reason = library.last_error() or "it says no reason"
+        reason = edition.last_error() or "it says no reason"
         command = build_command(
-            library, request.artifact.path, key.slots, key.context, request.gpu.compute
+            edition, request.artifact.path, key.slots, key.context, request.gpu.compute
         )
         raise EngineFileError(
-            f"{library.title} refuses {path} ({reason}): build it again: {command}"
+            f"{edition.title} refuses {path} ({reason}): build it again: {command}"
         )
     return LoadedEngine(engine, _sized(request, key), path)
 
@@ -244,7 +244,7 @@ def _load_cached(request: EngineRequest, key: EngineKey) -> LoadedEngine | None:
     plan = cache.read(key)
     if plan is None:
         return None
-    engine = EngineOnGpu.deserialize(request.library, plan, _kernels(request, key))
+    engine = EngineOnGpu.deserialize(request.edition, plan, _kernels(request, key))
     if engine is None:
         log.warning("TensorRT refuses the engine %s, so the engine must be built again", path)
         path.unlink(missing_ok=True)
@@ -258,7 +258,7 @@ def _sized(request: EngineRequest, key: EngineKey) -> EngineRequest:
 
 
 def _kernels(request: EngineRequest, key: EngineKey) -> Path | None:
-    """Return the file of an engine's kernels; None if the library keeps none."""
-    if not request.library.any_gpu:
+    """Return the file of an engine's kernels; None if the edition keeps none."""
+    if not request.edition.any_gpu:
         return None
     return EngineCache().kernels(key, request.gpu)

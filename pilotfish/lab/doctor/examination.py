@@ -11,7 +11,7 @@ from msgspec import Struct
 from pilotfish.drafting.text_drafter import TEXT
 from pilotfish.engines.artifact import Artifact
 from pilotfish.engines.engine_errors import EngineError, ProviderError
-from pilotfish.engines.tensorrt.library import library_of
+from pilotfish.engines.tensorrt.edition import edition_of
 from pilotfish.engines.tensorrt.loading import check_engine_exists
 from pilotfish.lab.doctor.board_facts import board_facts
 from pilotfish.lab.doctor.board_rules import board_findings
@@ -142,15 +142,15 @@ def _outlook_findings(
 
 def _engine(artifact: Artifact, provider: str) -> Iterator[Finding]:
     """Yield whether an engine of the model is missing, if the provider runs engines."""
-    library = library_of(provider)
-    if library is None:
+    edition = edition_of(provider)
+    if edition is None:
         return
     try:
-        check_engine_exists(library, artifact)
+        check_engine_exists(edition, artifact)
     except ProviderError:
         yield warning(
             "engine",
             f"{provider} needs an engine of the model, and none is in the artifact or in the "
             "cache: until it is built, the model runs on the CPU.",
-            library.command(artifact.path),
+            edition.command(artifact.path),
         )

@@ -1,7 +1,7 @@
 """The readings of a machine: files below a root, and outputs of commands.
 
 `this_machine` reads this machine; it needs no root and waits for no command longer than a limit.
-`recorded_machine` reads a recording: a TOML file with what somebody showed of a machine.
+`recorded_machine` reads a recording: a TOML file with files and outputs of a machine.
 
     address = "https://…"            where it was shown
     title = "…"

@@ -15,8 +15,8 @@ from pilotfish.engines.runtime import (
     OPSET24_SINCE,
     runtime_version,
 )
+from pilotfish.engines.tensorrt.edition import edition_of
 from pilotfish.engines.tensorrt.gates import BITS, OPSET24_OPERATORS, has
-from pilotfish.engines.tensorrt.library import library_of
 
 # Order of the checks: the most reliable and fastest providers first, because the time limit cuts
 # off the last ones.
@@ -119,12 +119,12 @@ def why_unable(provider: str, manifest: Manifest) -> str | None:
         return problem
     if manifest.opset != OPSET24:
         return None
-    library = library_of(provider)
-    if library:
-        if has(library.load(), "opset 24"):
+    edition = edition_of(provider)
+    if edition:
+        if has(edition.load(), "opset 24"):
             return None
         return (
-            f"{library.title} {library.version()} lacks the operators "
+            f"{edition.title} {edition.version()} lacks the operators "
             f"{', '.join(OPSET24_OPERATORS)}: use TensorRT 10.15 or later"
         )
     if runtime_version() >= OPSET24_SINCE:
@@ -144,8 +144,8 @@ def _why_stateless(provider: str, manifest: Manifest) -> str | None:
 def why_absent(provider: str) -> str | None:
     """Return the reason why a provider is absent; None if libraries and hardware are present."""
     try:
-        if library := library_of(provider):
-            library.load()
+        if edition := edition_of(provider):
+            edition.load()
         else:
             runtime_version()
             if missing := _missing_provider(provider):
@@ -164,8 +164,8 @@ def describe(provider: str) -> dict[str, str]:
     cuda = Cuda()
     gpu = cuda.describe()
     facts = {"gpu": gpu.name, "compute capability": gpu.compute, **cuda.versions()}
-    if library := library_of(provider):
-        return facts | {provider: library.version()}
+    if edition := edition_of(provider):
+        return facts | {provider: edition.version()}
     return facts | {"onnxruntime": ".".join(map(str, runtime_version()))}
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,7 +58,9 @@ def test_garbled_outputs_are_examined(how: int, at: float, status: int | None) -
 
 
 @given(*GARBLING)
-def test_garbled_files_are_examined(tmp_path_factory, how: int, at: float) -> None:  # type: ignore[no-untyped-def]
+def test_garbled_files_are_examined(
+    tmp_path_factory: pytest.TempPathFactory, how: int, at: float
+) -> None:
     root = tmp_path_factory.mktemp("root")
     plant(root, {name: garble(text, how, at) for name, text in FILES.items()})
     assert examined(Machine(root, {})).findings is not None

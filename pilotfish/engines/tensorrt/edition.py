@@ -1,7 +1,7 @@
 """The two TensorRTs that can run our engines: the standard one, and TensorRT for RTX.
 
 They differ by module, by what an engine is built for, and by the gates of `engines.tensorrt.gates`.
-A library is imported when it is needed: it is large, and mostly not installed.
+An edition is imported when it is needed: it is large, and mostly not installed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _loggers: dict[type, Any] = {}
 
 
 @dataclass(frozen=True)
-class Library:
+class Edition:
     """A TensorRT.
 
     Attributes:
-        provider: name of the provider, and extra that installs the library with pip.
+        provider: name of the provider, and extra that installs the edition with pip.
         title: name in messages.
         modules: names of its Python package; the first that is installed is taken.
         any_gpu: whether an engine is built without a GPU, for all GPUs of some compute
@@ -40,11 +40,11 @@ class Library:
 
     @property
     def is_installed(self) -> bool:
-        """Whether Python finds the library; nothing is imported."""
+        """Whether Python finds the edition; nothing is imported."""
         return any(find_spec(name) is not None for name in self.modules)
 
     def load(self) -> Any:
-        """Import the library.
+        """Import the edition.
 
         Raises:
             ProviderError: if it is not installed; the message says how to install it.
@@ -60,7 +60,7 @@ class Library:
         ) from None
 
     def version(self) -> str:
-        """Return the version of the installed library.
+        """Return the version of the installed edition.
 
         Raises:
             ProviderError: if it is not installed.
@@ -90,7 +90,7 @@ class Library:
         return f"pilotfish export engine {artifact}{option}"
 
     def _source(self) -> str:
-        """Return where the library comes from, as an instruction."""
+        """Return where the edition comes from, as an instruction."""
         if self.any_gpu:
             return install_command(self.provider)
         if JETSON.exists():
@@ -104,17 +104,17 @@ class Library:
         )
 
 
-STANDARD = Library("tensorrt", "TensorRT", ("tensorrt",), any_gpu=False)
+STANDARD = Edition("tensorrt", "TensorRT", ("tensorrt",), any_gpu=False)
 # NVIDIA's archive has the module tensorrt_rtx, the wheels of the index have tensorrt_rtx_bindings.
-RTX = Library(
+RTX = Edition(
     "tensorrt-rtx", "TensorRT for RTX", ("tensorrt_rtx_bindings", "tensorrt_rtx"), any_gpu=True
 )
-LIBRARIES = (STANDARD, RTX)
+EDITIONS = (STANDARD, RTX)
 
 
-def library_of(provider: str) -> Library | None:
-    """Return the library of a provider; None if the provider has none."""
-    return next((each for each in LIBRARIES if each.provider == provider), None)
+def edition_of(provider: str) -> Edition | None:
+    """Return the edition of a provider; None if the provider has none."""
+    return next((each for each in EDITIONS if each.provider == provider), None)
 
 
 def _new_logger(trt: Any) -> Any:
