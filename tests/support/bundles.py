@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import struct
+import subprocess
 import sys
 import tempfile
 import zipfile
@@ -275,3 +276,38 @@ def _name(requirement: str) -> str:
 def _hash(data: bytes) -> str:
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
     return f"sha256={digest.decode()}"
+
+
+def install_over_this_machine(
+    folder: Path, bundle: Path, files: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Install a bundle into ``/`` of a chroot: this machine's root under an overlay.
+
+    folder: an empty folder; ``all`` in it is the root. files: shell commands that add files to it.
+    Skips the test where that is not possible.
+    """
+    if Path("/run/systemd/system").is_dir():
+        pytest.skip("systemd runs here: this would be a live system")
+    script = (
+        f"mkdir {folder}/up {folder}/all && mount -t tmpfs none {folder}/up && "
+        f"mkdir {folder}/up/up {folder}/up/work && mount -t overlay -o "
+        f"lowerdir=/,upperdir={folder}/up/up,workdir={folder}/up/work none {folder}/all && "
+        f"mount --rbind /dev {folder}/all/dev && mount --rbind /proc {folder}/all/proc || exit 99; "
+        f"{files} "
+        f"cp -r {bundle} {folder}/all/bundle; cp -r {release()}/signers {folder}/all/signers; "
+        f'exec chroot {folder}/all "$@"'
+    )
+    install = [sys.executable, "-m", "pilotfish.deploy.install", "--signers", "/signers", "/bundle"]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", *install],
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 99:
+        pytest.skip(f"no overlay can be mounted here: {done.stderr.strip()[-80:]}")
+    if "usr/bin" in done.stderr or "bundle is for Python" in done.stderr:
+        pytest.skip("this machine's own Python is another one")
+    return done

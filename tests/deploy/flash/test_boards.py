@@ -6,9 +6,6 @@ The running board is a chroot with a Jetson's device tree and memory.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -20,7 +17,14 @@ from pilotfish.deploy import board_record
 from pilotfish.deploy.board_record import BoardRecord
 from pilotfish.deploy.errors import BundleError
 from pilotfish.engines.manifest import LLAMACPP, Dialect
-from tests.support.bundles import can_install, current, put, release, seal, tiny_bundle
+from tests.support.bundles import (
+    can_install,
+    current,
+    install_over_this_machine,
+    put,
+    seal,
+    tiny_bundle,
+)
 
 pytestmark = can_install
 NANO = ("nvidia,p3768-0000+p3767-0005", "nvidia,p3767-0005", "nvidia,tegra234")
@@ -159,37 +163,17 @@ def test_a_record_writes_no_escapes_to_the_terminal(root: Path, tmp_path: Path) 
 
 def flash_board(bundle: Path, folder: Path, tree: tuple[str, ...], memory_kib: int) -> str:
     """Flash a board with this device tree and memory; returns exit code and output."""
-    if Path("/run/systemd/system").is_dir():
-        pytest.skip("systemd runs here: this would be a live system")
     base = folder / "sys/firmware/devicetree/base"
     base.mkdir(parents=True)
     (base / "compatible").write_text("\0".join(tree) + "\0")
     (base / "model").write_text("The maker's own name\0")
     meminfo = folder / "meminfo"
     meminfo.write_text(f"MemTotal:        {memory_kib} kB\n")
-    script = (
-        f"mkdir {folder}/up {folder}/all && mount -t tmpfs none {folder}/up && "
-        f"mkdir {folder}/up/up {folder}/up/work && mount -t overlay -o "
-        f"lowerdir=/,upperdir={folder}/up/up,workdir={folder}/up/work none {folder}/all && "
-        f"mount --rbind /dev {folder}/all/dev && mount --rbind /proc {folder}/all/proc && "
+    files = (
         f"mount --bind {meminfo} {folder}/all/proc/meminfo || exit 99; "
-        f"cp -r {folder}/sys {folder}/all/; "
-        f"cp -r {bundle} {folder}/all/bundle; cp -r {release()}/signers {folder}/all/signers; "
-        f'exec chroot {folder}/all "$@"'
+        f"cp -r {folder}/sys {folder}/all/;"
     )
-    install = [sys.executable, "-m", "pilotfish.deploy.install", "--signers", "/signers", "/bundle"]
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, "sh", *install],
-        env=os.environ | {"PYTHONPATH": os.getcwd()},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 99:
-        pytest.skip(f"no overlay can be mounted here: {done.stderr.strip()[-80:]}")
-    if "usr/bin" in done.stderr or "bundle is for Python" in done.stderr:
-        pytest.skip("this machine's own Python is another one")
+    done = install_over_this_machine(folder, bundle, files)
     return f"{done.returncode}\n{done.stderr}"
 
 

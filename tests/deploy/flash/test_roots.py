@@ -18,6 +18,7 @@ from tests.support.bundles import (
     UNIT,
     can_install,
     current,
+    install_over_this_machine,
     installation,
     put,
     release,
@@ -157,29 +158,7 @@ def test_in_a_chroot_everything_is_installed_and_nothing_started(
     root: Path, version_1: Path
 ) -> None:
     """The whole machine under an overlay, so that ``/`` can be installed into."""
-    if Path("/run/systemd/system").is_dir():
-        pytest.skip("systemd runs here: this would be a live system")
-    script = (
-        f"mkdir {root}/up {root}/work {root}/all && mount -t tmpfs none {root}/up && "
-        f"mkdir {root}/up/up {root}/up/work && mount -t overlay -o "
-        f"lowerdir=/,upperdir={root}/up/up,workdir={root}/up/work none {root}/all && "
-        f"mount --rbind /proc {root}/all/proc && mount --rbind /dev {root}/all/dev || exit 99; "
-        f"cp -r {version_1} {root}/all/bundle; cp -r {release()}/signers {root}/all/signers; "
-        f'exec chroot {root}/all "$@"'
-    )
-    install = [sys.executable, "-m", "pilotfish.deploy.install", "--signers", "/signers", "/bundle"]
-    done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", script, "sh", *install],
-        env=os.environ | {"PYTHONPATH": os.getcwd()},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 99:
-        pytest.skip(f"no overlay can be mounted here: {done.stderr.strip()[-80:]}")
-    if "usr/bin" in done.stderr or "bundle is for Python" in done.stderr:
-        pytest.skip("this machine's own Python is another one")
+    done = install_over_this_machine(root, version_1)
     assert done.returncode == 0, done.stderr
     assert "pilotfish-device.service enabled" in done.stderr
     assert not Path("/", HOME).exists()
