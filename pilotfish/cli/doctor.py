@@ -39,8 +39,8 @@ wrong, with the command that mends it. It looks at the board, JetPack, L4T, CUDA
 Runtime, the GPU and its driver, power mode, clocks and heat, memory, swap and disks, systemd and
 our units, the clock, the locale, limits, and Python.
 
-It takes at most about three seconds, changes nothing, sends nothing, and needs no root. It
-reports tools that hang, and lists the facts that only root may read.
+It takes at most about three seconds unless the machine is overloaded. It changes nothing, sends
+nothing, and needs no root. It reports tools that hang, and lists the facts that only root may read.
 """
 _EPILOG = """\
 examples:
